@@ -135,7 +135,7 @@ def examine(arguments: argparse.Namespace, home: Path) -> Iterator[tuple[str, An
                 limit=arguments.limit,
                 home=home,
                 model=arguments.model,
-                assigned=settings,
+                overrides=settings,
                 tell=tell,
             )
         )

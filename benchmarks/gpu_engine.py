@@ -175,7 +175,7 @@ async def measure(arguments: argparse.Namespace) -> None:
     model, codec = endless(path)
     where = place("auto", "auto", hardware())
     plan = plan_engine(
-        model.config, where=where, max_rows=arguments.rows, max_new_tokens=arguments.new
+        model.config, placement=where, max_rows=arguments.rows, max_new_tokens=arguments.new
     )
     prompts = prompts_of(arguments.rows // GROUP, model.config.vocab_size)
     sampler = VllmSampler(model.config, codec, plan)

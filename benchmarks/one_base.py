@@ -44,7 +44,7 @@ async def measure(model: Path, work: Path, dtype: str, *, shared: bool) -> None:
     )
     (work / "weights").mkdir()
     host = TrainerHost(model, work / "checkpoints", work / "weights", settings)
-    plan = plan_engine(config, where=where, max_rows=8, max_new_tokens=16, lora_rank=RANK)
+    plan = plan_engine(config, placement=where, max_rows=8, max_new_tokens=16, lora_rank=RANK)
     plan = replace(plan, shares_base=shared)
     alone, peak = Memory.of(os.getpid()).pss, Memory()
     sampler = VllmSampler.from_directory(model, plan, deadlines=PATIENT)

@@ -92,7 +92,7 @@ async def run_arm(
 async def main(calls: int, repetitions: int, places: int) -> None:
     torch.set_num_threads(1)
     model, codec = endless(resolve("tiny"))
-    plan = plan_engine(model.config, where=ON_CPU, max_rows=places, max_new_tokens=LONGEST)
+    plan = plan_engine(model.config, placement=ON_CPU, max_rows=places, max_new_tokens=LONGEST)
     sampler = VllmSampler(model.config, codec, plan)
     with tempfile.TemporaryDirectory() as directory:
         canary = measure_canary(model).to_metadata()

@@ -36,7 +36,7 @@ async def main(places: int, groups: int, new: int, turns: int) -> None:
     torch.set_num_threads(1)
     model, codec = endless(resolve("tiny"))
     where = place("auto", "auto", hardware())
-    plan = plan_engine(model.config, where=where, max_rows=places, max_new_tokens=new)
+    plan = plan_engine(model.config, placement=where, max_rows=places, max_new_tokens=new)
     sampler = VllmSampler(model.config, codec, plan)
     asked = [
         SampleRequest(tuple(range(5 + n % 100, 45 + n % 100)), GROUP, n, new) for n in range(groups)

@@ -31,14 +31,14 @@ class AdminClient:
 
     async def page(self) -> str:
         """An address at which a browser sees the page; good for one minute and one use."""
-        made = await self._call("POST", "/v1/key", Key)
-        return f"{self._place()}/#{made.key}"
+        reply = await self._call("POST", "/v1/key", Key)
+        return f"{self._place()}/#{reply.key}"
 
     async def codes(self) -> api.Codes:
         return await self._call("GET", "/v1/codes", api.Codes)
 
-    async def make_code(self, asked: api.NewCode) -> api.MadeCode:
-        return await self._call("POST", "/v1/codes", api.MadeCode, asked)
+    async def make_code(self, request: api.NewCode) -> api.MadeCode:
+        return await self._call("POST", "/v1/codes", api.MadeCode, request)
 
     async def withdraw(self, number: int) -> api.Codes:
         return await self._call("DELETE", f"/v1/codes/{number}", api.Codes)
@@ -46,8 +46,8 @@ class AdminClient:
     async def trusted(self) -> api.Trusted:
         return await self._call("GET", "/v1/trusted", api.Trusted)
 
-    async def trust(self, asked: api.Trusted) -> api.Trusted:
-        return await self._call("PUT", "/v1/trusted", api.Trusted, asked)
+    async def trust(self, request: api.Trusted) -> api.Trusted:
+        return await self._call("PUT", "/v1/trusted", api.Trusted, request)
 
     async def forget(self, peer_id: str) -> api.Forgotten:
         return await self._call("DELETE", f"/v1/reports/{peer_id}", api.Forgotten)

@@ -43,13 +43,13 @@ class Introductions:
 
     def leave(self, peer_id: str, presence: bytes, issuer: str, issued_ms: int) -> None:
         """Keep a presence, unless a newer one of this member is here."""
-        held = self._entries.get(peer_id)
-        if held is not None and held.issued_ms >= issued_ms:
+        old_entry = self._entries.get(peer_id)
+        if old_entry is not None and old_entry.issued_ms >= issued_ms:
             return
         self.drop(peer_id)
         if len(self._entries) >= self._capacity:
-            largest = max(self._of, key=lambda issuer: len(self._of[issuer]))
-            self.drop(next(iter(self._of[largest])))
+            largest_issuer = max(self._of, key=lambda issuer: len(self._of[issuer]))
+            self.drop(next(iter(self._of[largest_issuer])))
         entry = _Entry(peer_id, issuer, presence, issued_ms)
         self._entries[peer_id] = self._of.setdefault(issuer, {})[peer_id] = entry
 
@@ -68,25 +68,25 @@ class Introductions:
                 self.drop(entry.peer_id)
 
     def sample(
-        self, rng: random.Random, wall: float, without: str = "", most: int = MAX_INTRODUCED
+        self, rng: random.Random, wall: float, excluded_id: str = "", limit: int = MAX_INTRODUCED
     ) -> list[bytes]:
-        """Up to `most` presences, none of the member `without`. A random issuer is drawn first, so
-        further keys of a ticket are not shown more often."""
+        """Up to `limit` presences, none of the member `excluded_id`. A random issuer is drawn
+        first, so further keys of a ticket are not shown more often."""
         pools: dict[str, list[_Entry]] = {}
         issuers = list(self._of)
-        drawn: list[bytes] = []
-        while issuers and len(drawn) < most:
+        presences: list[bytes] = []
+        while issuers and len(presences) < limit:
             issuer = rng.choice(issuers)
             pool = pools.get(issuer) or list(self._of[issuer].values())
             pools[issuer] = pool
             entry = pool.pop(rng.randrange(len(pool)))
             if not pool:
                 issuers.remove(issuer)
-            if entry.peer_id != without and self._usable(entry, wall):
-                drawn.append(entry.presence)
-        return drawn
+            if entry.peer_id != excluded_id and self._usable(entry, wall):
+                presences.append(entry.presence)
+        return presences
 
     def _usable(self, entry: _Entry, wall: float) -> bool:
         """Check that nodes would accept a presence: it is not too old, and of a member."""
-        oldest = (wall - MAX_HEAD_SECONDS) * 1000
-        return entry.issued_ms >= oldest and self._is_member(entry.peer_id)
+        min_issued_ms = (wall - MAX_HEAD_SECONDS) * 1000
+        return entry.issued_ms >= min_issued_ms and self._is_member(entry.peer_id)

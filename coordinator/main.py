@@ -109,13 +109,13 @@ def make_code(
     """Create an invite code, which is shown once."""
     from swarm_node.p2p.coordinator import coordinator_api as api
 
-    asked = api.NewCode(name, uses, seconds_of(expires, _LONGEST_CODE))
-    made = asyncio.run(_admin(data).make_code(asked))
-    typer.echo(made.code)
-    told = "1 use" if uses == 1 else f"{uses} uses"
-    typer.echo(f"for {name}, {told}, until {date_of(made.row.expires)}", err=True)
+    request = api.NewCode(name, uses, seconds_of(expires, _LONGEST_CODE))
+    reply = asyncio.run(_admin(data).make_code(request))
+    typer.echo(reply.code)
+    allowance = "1 use" if uses == 1 else f"{uses} uses"
+    typer.echo(f"for {name}, {allowance}, until {date_of(reply.row.expires)}", err=True)
     typer.echo(
-        f"On the other machine: swarm-node join --coordinator URL --code {made.code}", err=True
+        f"On the other machine: swarm-node join --coordinator URL --code {reply.code}", err=True
     )
 
 
@@ -125,17 +125,17 @@ def list_codes(data: DataOption = _DATA) -> None:
 
     Each ticket has the end of its holder's peer id. Nodes show the holder under the ticket's name,
     such as web 16, until the owner runs `swarm-node rename`."""
-    listed = asyncio.run(_admin(data).codes())
-    for row in listed.codes:
-        over = row.withdrawn or not row.left or row.expires < time.time()
-        state = "withdrawn" if row.withdrawn else "over" if over else "open"
-        gave = [_held(ticket, row.holders.get(ticket, [])) for ticket in row.tickets]
-        by = f"  gave {', '.join(gave)}" if gave else ""
+    reply = asyncio.run(_admin(data).codes())
+    for row in reply.codes:
+        is_over = row.withdrawn or not row.left or row.expires < time.time()
+        state = "withdrawn" if row.withdrawn else "over" if is_over else "open"
+        tickets = [_held(ticket, row.holders.get(ticket, [])) for ticket in row.tickets]
+        suffix = f"  gave {', '.join(tickets)}" if tickets else ""
         typer.echo(
             f"{row.id:>4}  {row.name:<32}  {row.left} of {row.uses} left  "
-            f"until {date_of(row.expires)}  {state}{by}"
+            f"until {date_of(row.expires)}  {state}{suffix}"
         )
-    typer.echo(f"tickets left: {listed.tickets}")
+    typer.echo(f"tickets left: {reply.tickets}")
 
 
 @code_app.command("withdraw")
@@ -159,9 +159,9 @@ def trust(
 
     client = _admin(data)
     change = bool(who) or clear
-    asked = client.trust(api.Trusted(who or [])) if change else client.trusted()
-    for each in asyncio.run(asked).who:
-        typer.echo(each)
+    request = client.trust(api.Trusted(who or [])) if change else client.trusted()
+    for name in asyncio.run(request).who:
+        typer.echo(name)
 
 
 @app.command(name="open")

@@ -48,23 +48,23 @@ class Redemptions:
         await self._store.run(self._store.stock, rows)
         self.redeems = True
 
-    async def redeem(self, asked: api.Redemption) -> api.Redeemed | Rejected:
+    async def redeem(self, request: api.Redemption) -> api.Redeemed | Rejected:
         """A ticket for a code."""
         if not self.redeems:
             return Rejected("no_tickets", "this coordinator was given no issuer file")
-        code = api.code_digest(asked.code)
-        text = await self._store.run(self._store.redeem, code, asked.newcomer, self._wall())
+        code = api.code_digest(request.code)
+        text = await self._store.run(self._store.redeem, code, request.newcomer, self._wall())
         return text if isinstance(text, Rejected) else api.Redeemed(text)
 
-    async def make_code(self, asked: api.NewCode) -> api.MadeCode | Rejected:
+    async def make_code(self, request: api.NewCode) -> api.MadeCode | Rejected:
         """A new code. Its text is not stored."""
         if not self.redeems:
             return Rejected("no_tickets", "start with --issuer-file: it has the tickets")
         letters = "".join(secrets.choice(_CODE_LETTERS) for _ in range(_CODE_GROUPS * _CODE_GROUP))
         groups = (letters[i : i + _CODE_GROUP] for i in range(0, len(letters), _CODE_GROUP))
-        code, expires = "-".join(groups), int(self._wall()) + asked.seconds
+        code, expires = "-".join(groups), int(self._wall()) + request.seconds
         row = await self._store.run(
-            self._store.add_code, api.code_digest(code), asked.name, asked.uses, expires
+            self._store.add_code, api.code_digest(code), request.name, request.uses, expires
         )
         return api.MadeCode(code, row)
 

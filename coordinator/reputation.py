@@ -34,29 +34,29 @@ _Item = TypeVar("_Item")
 
 
 def trust(
-    ratings: Ratings, issuer: Mapping[str, str], trusted: Collection[str]
+    ratings: Ratings, issuer: Mapping[str, str], trusted_ids: Collection[str]
 ) -> dict[str, float]:
     """The share of each member in all trust; the shares add up to 1. `issuer` has all members and
-    who admitted each. A peer outside it neither rates nor is rated. The issuers of the `trusted`
-    are trusted alike; if nobody is, all issuers are."""
+    who admitted each. A peer outside it neither rates nor is rated. The issuers of the
+    `trusted_ids` are trusted alike; if nobody is, all issuers are."""
     members = sorted(issuer)
     if not members:
         return {}
     place = {peer_id: index for index, peer_id in enumerate(members)}
-    start = _start(place, issuer, trusted)
+    start = _start(place, issuer, trusted_ids)
     source, target, weight = _edges(ratings, issuer, place)
-    silent = np.ones(len(members), dtype=bool)
-    silent[source] = False
+    is_silent = np.ones(len(members), dtype=bool)
+    is_silent[source] = False
     shares = start
     for _ in range(_MOST_STEPS):
-        passed = np.zeros(len(members))
-        np.add.at(passed, target, weight * shares[source])
+        inflow = np.zeros(len(members))
+        np.add.at(inflow, target, weight * shares[source])
         # A member without an opinion passes its trust to the pre-trusted.
-        passed += shares[silent].sum() * start
-        following = (1 - RETURN) * passed + RETURN * start
-        moved = float(np.abs(following - shares).sum())
+        inflow += shares[is_silent].sum() * start
+        following = (1 - RETURN) * inflow + RETURN * start
+        change = float(np.abs(following - shares).sum())
         shares = following
-        if moved < _PRECISION:
+        if change < _PRECISION:
             break
     return {peer_id: float(shares[index]) for peer_id, index in place.items()}
 
@@ -70,7 +70,7 @@ def rated(
     issuers. Of too many rows each issuer keeps equally many. So further keys of a ticket change
     neither."""
     raters = Counter(
-        peer_id for rater, found in ratings.items() for peer_id in found if peer_id != rater
+        peer_id for rater, scores in ratings.items() for peer_id in scores if peer_id != rater
     )
     of: defaultdict[str, list[str]] = defaultdict(list)
     for peer_id in sorted(shares, key=lambda peer_id: (shares[peer_id], peer_id)):
@@ -91,25 +91,25 @@ def opinion(rated: Mapping[str, float], issuer: Mapping[str, str]) -> dict[str, 
     """Divide a rater's trust: by issuer, with the weight of its best member, and then by member.
     The parts add up to 1; without a useful peer there are none."""
     by_issuer: dict[str, dict[str, float]] = {}
-    for peer_id, useful in rated.items():
-        if useful > 0 and peer_id in issuer:
-            by_issuer.setdefault(issuer[peer_id], {})[peer_id] = useful
-    best = {key: max(of.values()) for key, of in by_issuer.items()}
-    total = sum(best.values())
+    for peer_id, score in rated.items():
+        if score > 0 and peer_id in issuer:
+            by_issuer.setdefault(issuer[peer_id], {})[peer_id] = score
+    best_scores = {key: max(of.values()) for key, of in by_issuer.items()}
+    total = sum(best_scores.values())
     return {
-        peer_id: best[key] / total * useful / sum(of.values())
+        peer_id: best_scores[key] / total * score / sum(of.values())
         for key, of in by_issuer.items()
-        for peer_id, useful in of.items()
+        for peer_id, score in of.items()
     }
 
 
 def _start(
-    place: Mapping[str, int], issuer: Mapping[str, str], trusted: Collection[str]
+    place: Mapping[str, int], issuer: Mapping[str, str], trusted_ids: Collection[str]
 ) -> NDArray[np.float64]:
     """The division of the trust that returns."""
     start = np.zeros(len(place))
     of: dict[str, list[int]] = {}
-    for peer_id in place.keys() & set(trusted) or place:
+    for peer_id in place.keys() & set(trusted_ids) or place:
         of.setdefault(issuer[peer_id], []).append(place[peer_id])
     for members in of.values():
         start[members] = 1 / len(of) / len(members)
@@ -126,8 +126,8 @@ def _edges(
     for rater, rated in sorted(ratings.items()):
         if rater not in place:
             continue
-        others = {peer_id: useful for peer_id, useful in rated.items() if peer_id != rater}
-        for peer_id, part in opinion(others, issuer).items():
+        peer_scores = {peer_id: score for peer_id, score in rated.items() if peer_id != rater}
+        for peer_id, part in opinion(peer_scores, issuer).items():
             source.append(place[rater])
             target.append(place[peer_id])
             weight.append(part)

@@ -101,10 +101,10 @@ async def serve(
             await redemptions.stock(tickets_of(options.issuer_file, options.clock.wall()))
         public, admin = _apis(options, service, redemptions)
         of_address = MAX_CONNECTIONS if options.behind_proxy else MAX_OF_ADDRESS
-        listening = Listening(public.app, *options.listen, of_address=of_address, logger=_UNHEARD)
-        admin_listening = Listening(admin.app, *options.admin, logger=_UNHEARD)
+        listener = Listening(public.app, *options.listen, of_address=of_address, logger=_UNHEARD)
+        admin_listener = Listening(admin.app, *options.admin, logger=_UNHEARD)
         try:
-            ports = await listening.start(), await admin_listening.start()
+            ports = await listener.start(), await admin_listener.start()
             address = AdminAddress(options.admin[0], ports[1])
             replace_private(options.data / ADDRESS_FILE, msgspec.json.encode(address))
             on_running(*ports)
@@ -115,8 +115,8 @@ async def serve(
                 await _tick(service)
         finally:
             (options.data / ADDRESS_FILE).unlink(missing_ok=True)
-            await listening.close()
-            await admin_listening.close()
+            await listener.close()
+            await admin_listener.close()
     finally:
         store.close()
 
@@ -134,8 +134,8 @@ async def _service(options: Options, swarm: SwarmInfo, store: Store) -> Service:
     service = Service(swarm, key, store, PrivateDirectory(options.data), options.clock, rng)
     await service.load()
     if options.trust:
-        kept = service.trusted().who
-        await service.trust(api.Trusted([*kept, *options.trust]))
+        trusted_ids = service.trusted().who
+        await service.trust(api.Trusted([*trusted_ids, *options.trust]))
     return service
 
 
@@ -145,16 +145,16 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
         PUBLIC,
         {
             "health": lambda _: api.Health("ok"),
-            "introduce": lambda asked: service.introduce(asked.member, asked.body),
-            "members": lambda asked: service.members(asked.query.after, asked.query.limit),
+            "introduce": lambda request: service.introduce(request.member, request.body),
+            "members": lambda request: service.members(request.query.after, request.query.limit),
             "reputation": lambda _: service.reputation(),
-            "redeem": lambda asked: redemptions.redeem(asked.body),
-            "report": lambda asked: service.report(asked.member, asked.body),
-            "report_of": lambda asked: service.report_of(asked.inside.peer_id),
-            "history": lambda asked: service.history(
-                asked.query.after, asked.query.since, asked.query.limit
+            "redeem": lambda request: redemptions.redeem(request.body),
+            "report": lambda request: service.report(request.member, request.body),
+            "report_of": lambda request: service.report_of(request.inside.peer_id),
+            "history": lambda request: service.history(
+                request.query.after, request.query.since, request.query.limit
             ),
-            "batches": lambda asked: service.batches(asked.query.since),
+            "batches": lambda request: service.batches(request.query.since),
         },
         clock=options.clock,
         authenticate=service.authenticate,
@@ -172,18 +172,18 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
         {
             "metrics": show_metrics,
             "key": lambda _: entrance.key(),
-            "enter": lambda asked: entrance.enter(asked.body) or _USED,
-            "picture": lambda asked: service.picture(
-                asked.query.after, asked.query.since, asked.query.limit
+            "enter": lambda request: entrance.enter(request.body) or _USED,
+            "picture": lambda request: service.picture(
+                request.query.after, request.query.since, request.query.limit
             ),
             "exchange": lambda _: service.exchange(),
             "log": lambda _: service.log(),
             "codes": lambda _: redemptions.codes(),
-            "make_code": lambda asked: redemptions.make_code(asked.body),
-            "withdraw": lambda asked: redemptions.withdraw(asked.inside.code),
+            "make_code": lambda request: redemptions.make_code(request.body),
+            "withdraw": lambda request: redemptions.withdraw(request.inside.code),
             "trusted": lambda _: service.trusted(),
-            "trust": lambda asked: service.trust(asked.body),
-            "forget": lambda asked: service.forget(asked.inside.peer_id),
+            "trust": lambda request: service.trust(request.body),
+            "forget": lambda request: service.forget(request.inside.peer_id),
         },
         clock=options.clock,
         token=_token(options.data / TOKEN_FILE),
@@ -210,12 +210,12 @@ def read_swarm(path: Path) -> SwarmInfo:
         return SwarmInfo.load(path)
     try:
         with path.open(encoding="utf-8") as file:
-            stored = tomllib.loads(file.read(_MAX_SWARM_FILE))
-        return SwarmInfo(str(stored["name"]), bytes.fromhex(str(stored["root_key"])), bytes(32))
+            document = tomllib.loads(file.read(_MAX_SWARM_FILE))
+        return SwarmInfo(str(document["name"]), bytes.fromhex(str(document["root_key"])), bytes(32))
     except (OSError, ValueError, KeyError) as error:  # of TOML too
-        why = f"it has no {error.args[0]}" if isinstance(error, KeyError) else words_of(error)
+        reason = f"it has no {error.args[0]}" if isinstance(error, KeyError) else words_of(error)
         raise ConfigError(
-            f"--swarm {path} is no swarm file ({why}): make one with "
+            f"--swarm {path} is no swarm file ({reason}): make one with "
             "`swarm-node id --swarm-file > swarm.toml`"
         ) from error
 
@@ -223,40 +223,40 @@ def read_swarm(path: Path) -> SwarmInfo:
 def _token(path: Path) -> str:
     """A new token in a file. It ends with this run: while no coordinator runs, another user of the
     machine could listen at its port and receive the token."""
-    made = secrets.token_urlsafe(32)
-    replace_private(path, made.encode())
-    return made
+    token = secrets.token_urlsafe(32)
+    replace_private(path, token.encode())
+    return token
 
 
-def exposition(gauges: Mapping[str, float], *served: Api) -> str:
+def exposition(gauges: Mapping[str, float], *apis: Api) -> str:
     """The text of `GET /metrics`, for Prometheus. No name or id of a member is a label."""
     registry = CollectorRegistry()
-    registry.register(_CoordinatorCollector(gauges, served))
+    registry.register(_CoordinatorCollector(gauges, apis))
     return generate_latest(registry).decode()
 
 
 class _CoordinatorCollector:
-    def __init__(self, gauges: Mapping[str, float], served: Iterable[Api]) -> None:
+    def __init__(self, gauges: Mapping[str, float], apis: Iterable[Api]) -> None:
         self._gauges = gauges
-        self._served = list(served)
+        self._served = list(apis)
 
     def collect(self) -> Iterator[Metric]:
-        for name, said in _GAUGES.items():
-            yield GaugeMetricFamily(_METRICS + name, said, value=self._gauges[name])
+        for name, description in _GAUGES.items():
+            yield GaugeMetricFamily(_METRICS + name, description, value=self._gauges[name])
         requests = _counter("requests", "Requests.", "operation", "status")
         seconds = _counter("request_seconds", "From a request's head to its answer.", "operation")
-        refused = _counter("refused", "Requests that were refused.", "reason")
+        refusals = _counter("refused", "Requests that were refused.", "reason")
         reasons: Counter[str] = Counter()
         for application in self._served:
             for (operation, status), count in sorted(application.served.items()):
                 requests.add_metric([operation, str(status)], count)
-            for operation, taken in sorted(application.seconds.items()):
-                seconds.add_metric([operation], taken)
+            for operation, duration in sorted(application.seconds.items()):
+                seconds.add_metric([operation], duration)
             reasons.update(application.refused)
         for reason, count in sorted(reasons.items()):
-            refused.add_metric([reason], count)
-        yield from (requests, seconds, refused)
+            refusals.add_metric([reason], count)
+        yield from (requests, seconds, refusals)
 
 
-def _counter(name: str, said: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(_METRICS + name, said, labels=labels)
+def _counter(name: str, description: str, *labels: str) -> CounterMetricFamily:
+    return CounterMetricFamily(_METRICS + name, description, labels=labels)

@@ -106,14 +106,14 @@ class Service:
         Raises:
             HomeError: the database cannot be used.
         """
-        for stored in await self.store.run(self.store.members):
-            if isinstance(self._members.admit(stored.chain, stored.peer_id), Rejected):
+        for row in await self.store.run(self.store.members):
+            if isinstance(self._members.admit(row.chain, row.peer_id), Rejected):
                 continue
-            self._seen[stored.peer_id] = stored.seen
-            self._watch(stored.peer_id, present=False)
-            report = open_report(stored.report or b"", self._swarm.swarm_id)
+            self._seen[row.peer_id] = row.seen
+            self._watch(row.peer_id, is_present=False)
+            report = open_report(row.report or b"", self._swarm.swarm_id)
             if not isinstance(report, Rejected):
-                self._note(stored.peer_id, report.body, stored.reported)
+                self._note(row.peer_id, report.body, row.reported)
         raw = await self.store.run(self.store.last_batch)
         last = open_batch(raw or b"", self._swarm.swarm_id)
         self._last = None if isinstance(last, Rejected) else last
@@ -121,28 +121,28 @@ class Service:
         await self._weigh()
 
     async def authenticate(
-        self, shown: bytes, method: str, target: str, body: bytes
+        self, packed_call: bytes, method: str, target: str, body: bytes
     ) -> Member | Rejected:
         """Return the member that sealed a call for this request and no other. Besides the reasons
         of envelopes and `Members.admit`: "call" for another request than this, "outdated" and
         "duplicate"."""
         wall = self._clock.wall()
-        call = open_call(shown, self._swarm.swarm_id)
+        call = open_call(packed_call, self._swarm.swarm_id)
         if isinstance(call, Rejected):
             return call
-        asked = call.body
-        if (asked.method, asked.target, asked.digest) != (
+        call_body = call.body
+        if (call_body.method, call_body.target, call_body.digest) != (
             *(method, target),
             hashlib.sha256(body).digest(),
         ):
             return Rejected("call", "the signature is for another request")
-        late = abs(wall - asked.issued_ms / 1000) > CLOCK_SKEW_SECONDS
-        if late or asked.issued_ms < self._began_ms:  # an earlier run may have answered it
+        is_late = abs(wall - call_body.issued_ms / 1000) > CLOCK_SKEW_SECONDS
+        if is_late or call_body.issued_ms < self._began_ms:  # an earlier run may have answered it
             return Rejected("outdated", "check the clock of this machine, or ask again")
         member = self._members.admit(call.chain, call.author)
         if isinstance(member, Rejected):
             return member
-        if not self._is_new(call.author_key + asked.nonce, wall):
+        if not self._is_new(call.author_key + call_body.nonce, wall):
             return Rejected("duplicate", "the same request a second time")
         self._seen[call.author] = wall
         if wall - self._stored.get(call.author, 0.0) > _STORE_SECONDS:
@@ -160,32 +160,32 @@ class Service:
         self._calls[call] = wall
         return True
 
-    def introduce(self, caller: Member, asked: api.Introduction) -> api.Introduced | Rejected:
+    def introduce(self, caller: Member, request: api.Introduction) -> api.Introduced | Rejected:
         """Keep the caller's presence, take its revocation list, and give it presences of others."""
-        heard = self._members.hear(asked.presence, expected=caller.peer_id)
-        if isinstance(heard, Rejected):
-            return heard
-        if asked.statement:
-            refused = self._lists.offer(asked.statement)
-            if refused is not None:
-                return refused
+        record = self._members.hear(request.presence, author_id=caller.peer_id)
+        if isinstance(record, Rejected):
+            return record
+        if request.statement:
+            rejection = self._lists.offer(request.statement)
+            if rejection is not None:
+                return rejection
             if not self._members.is_member(caller.peer_id):
                 return Rejected("revoked", "the swarm's owner has revoked it")
-        self._heard[caller.peer_id] = heard.head.epoch, heard.head.addresses
+        self._heard[caller.peer_id] = record.head.epoch, record.head.addresses
         self._introductions.leave(
-            caller.peer_id, asked.presence, caller.admitted_by.hex(), heard.head.issued_ms
+            caller.peer_id, request.presence, caller.admitted_by.hex(), record.head.issued_ms
         )
-        newer = self._lists.number > asked.revoked
+        is_newer = self._lists.number > request.revoked
         return api.Introduced(
             self._introductions.sample(self._rng, self._clock.wall(), caller.peer_id),
             self._lists.number,
-            self._lists.raw if newer else b"",
+            self._lists.raw if is_newer else b"",
             caller.peer_id not in self._reports,
         )
 
-    async def report(self, caller: Member, asked: api.Reported) -> api.ReportReceipt | Rejected:
+    async def report(self, caller: Member, request: api.Reported) -> api.ReportReceipt | Rejected:
         """Store the caller's report, unless a newer one is here."""
-        report = open_report(asked.report, self._swarm.swarm_id)
+        report = open_report(request.report, self._swarm.swarm_id)
         if isinstance(report, Rejected):
             return report
         if report.author != caller.peer_id:
@@ -193,8 +193,8 @@ class Service:
         body, wall = report.body, self._clock.wall()
         if abs(wall - body.issued_ms / 1000) > CLOCK_SKEW_SECONDS:
             return Rejected("outdated", "check the clock of this machine")
-        held = self._reports.get(caller.peer_id)
-        if held is not None and held.issued_ms >= body.issued_ms:
+        old_report = self._reports.get(caller.peer_id)
+        if old_report is not None and old_report.issued_ms >= body.issued_ms:
             return Rejected("duplicate", "a report that is as new is here")
         if wall - self._reported.get(caller.peer_id, 0.0) < _REPORT_SECONDS:
             return Rejected("rate", "a report every few minutes is enough")
@@ -215,7 +215,7 @@ class Service:
         )
         self._note(caller.peer_id, body, wall)
         self._fresh = True
-        await self.store.run(self.store.report, caller.peer_id, asked.report, row, issuer)
+        await self.store.run(self.store.report, caller.peer_id, request.report, row, issuer)
         return api.ReportReceipt(self._last.body.number if self._last else 0)
 
     async def tick(self) -> None:
@@ -227,62 +227,62 @@ class Service:
         if self._fresh:
             self._fresh = False
             reports = await self.store.run(self.store.waiting)
-            items = [hashlib.sha256(sealed).digest() for _, sealed in reports]
+            items = [hashlib.sha256(raw_report).digest() for _, raw_report in reports]
             raw = next_batch(self._key, self._swarm.swarm_id, self._last, items, int(wall * 1000))
-            made = open_batch(raw, self._swarm.swarm_id)
-            assert isinstance(made, SignedBatch)
-            await self.store.run(self.store.add_batch, made.body.number, raw, reports)
-            self._last = made
+            batch = open_batch(raw, self._swarm.swarm_id)
+            assert isinstance(batch, SignedBatch)
+            await self.store.run(self.store.add_batch, batch.body.number, raw, reports)
+            self._last = batch
             await self._weigh()
-        newest = sorted(self._seen, key=self._seen.__getitem__, reverse=True)
-        stay = set(in_turn(newest, self._members.issuer, MAX_MEMBERS))
-        gone = [peer_id for peer_id in self._seen if peer_id not in stay]
-        for peer_id in gone:
+        recent_ids = sorted(self._seen, key=self._seen.__getitem__, reverse=True)
+        stay = set(in_turn(recent_ids, self._members.issuer, MAX_MEMBERS))
+        removed_ids = [peer_id for peer_id in self._seen if peer_id not in stay]
+        for peer_id in removed_ids:
             self._forget(peer_id)
-        refused: Counter[str] = Counter()
-        for found in self._refused.values():
-            refused.update(found)
-        for peer_id, seen in self._seen.items():
-            present = wall - seen < _PRESENT_SECONDS
-            self._watch(peer_id, present=present, refused=refused[peer_id])
-        sighted, self._sighted = self._sighted, {}
-        await self.store.run(self.store.see, sighted.values())
-        await self.store.run(self.store.tidy, wall, gone)
+        refusals: Counter[str] = Counter()
+        for counts in self._refused.values():
+            refusals.update(counts)
+        for peer_id, seen_at in self._seen.items():
+            is_present = wall - seen_at < _PRESENT_SECONDS
+            self._watch(peer_id, is_present=is_present, refusal_count=refusals[peer_id])
+        sightings, self._sighted = self._sighted, {}
+        await self.store.run(self.store.see, sightings.values())
+        await self.store.run(self.store.tidy, wall, removed_ids)
 
-    async def batches(self, since: int) -> api.Batches:
-        return api.Batches(await self.store.run(self.store.batches, since))
+    async def batches(self, start: int) -> api.Batches:
+        return api.Batches(await self.store.run(self.store.batches, start))
 
-    def members(self, after: str, limit: int) -> api.MemberRows:
+    def members(self, last_id: str, limit: int) -> api.MemberRows:
         """A page of all members that were here."""
-        known = sorted(peer_id for peer_id in self._seen if peer_id > after)
-        rows = [row for peer_id in known[:limit] if (row := self._row(peer_id)) is not None]
-        return api.MemberRows(rows, known[limit - 1] if len(known) > limit else "")
+        peer_ids = sorted(peer_id for peer_id in self._seen if peer_id > last_id)
+        rows = [row for peer_id in peer_ids[:limit] if (row := self._row(peer_id)) is not None]
+        return api.MemberRows(rows, peer_ids[limit - 1] if len(peer_ids) > limit else "")
 
     def reputation(self) -> api.Reputation:
         return self._reputation
 
     async def report_of(self, peer_id: str) -> api.ReportView | Rejected:
         """The newest report of a member."""
-        sealed = await self.store.run(self.store.report_of, peer_id)
-        report = open_report(sealed or b"", self._swarm.swarm_id)
+        raw_report = await self.store.run(self.store.report_of, peer_id)
+        report = open_report(raw_report or b"", self._swarm.swarm_id)
         if isinstance(report, Rejected):
             return Rejected("unknown_member", "it left no report here")
         peers = [
-            api.FindingRow(peer_id_of(found.key), found.received, dict(found.refused))
-            for found in report.body.peers
+            api.FindingRow(peer_id_of(figures.key), figures.received, dict(figures.refused))
+            for figures in report.body.peers
         ]
         return api.ReportView(report.raw, peers)
 
-    async def history(self, after: int, since: float, limit: int) -> api.History:
-        rows = await self.store.run(self.store.history, after, since, limit)
+    async def history(self, last_id: int, start_time: float, limit: int) -> api.History:
+        rows = await self.store.run(self.store.history, last_id, start_time, limit)
         return api.History(rows, rows[-1].id if len(rows) == limit else 0)
 
-    async def picture(self, after: int, since: float, limit: int) -> api.Picture:
+    async def picture(self, last_id: int, start_time: float, limit: int) -> api.Picture:
         """Data of the page: history after a row. The last part also has the members that reported
         last, by issuer in turn: keys of one ticket push nobody off the page."""
-        history = await self.history(after, since, limit)
-        shown = [] if history.next else self._shown()
-        rows = [row for peer in shown if (row := self._row(peer)) is not None]
+        history = await self.history(last_id, start_time, limit)
+        peers = [] if history.next else self._shown()
+        rows = [row for peer in peers if (row := self._row(peer)) is not None]
         return api.Picture(
             swarm=self._swarm.name,
             swarm_id=self._swarm.swarm_id.hex(),
@@ -295,8 +295,10 @@ class Service:
 
     def _shown(self) -> list[str]:
         """Return the members that reported last, by issuer in turn."""
-        newest = sorted(self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True)
-        return in_turn(newest, self._members.issuer, api.MAX_ROWS)
+        recent_ids = sorted(
+            self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True
+        )
+        return in_turn(recent_ids, self._members.issuer, api.MAX_ROWS)
 
     def exchange(self) -> ExchangedGroups:
         """Return the groups between the members on the page."""
@@ -304,11 +306,11 @@ class Service:
         place = {peer_id: number for number, peer_id in enumerate(peers)}
         rows = []
         for learner in peers:
-            refused = self._refused.get(learner, {})
-            for author, useful in self._ratings.get(learner, {}).items():
-                if author in place and (useful or author in refused):
-                    bad = refused.get(author, 0)
-                    rows.append((place[learner], place[author], int(useful), bad))
+            refusals = self._refused.get(learner, {})
+            for author, useful_count in self._ratings.get(learner, {}).items():
+                if author in place and (useful_count or author in refusals):
+                    refusal_count = refusals.get(author, 0)
+                    rows.append((place[learner], place[author], int(useful_count), refusal_count))
         return ExchangedGroups(peers, rows)
 
     def log(self) -> EventReport:
@@ -318,29 +320,29 @@ class Service:
     def trusted(self) -> api.Trusted:
         return api.Trusted(self._trusted)
 
-    async def trust(self, asked: api.Trusted) -> api.Trusted:
+    async def trust(self, request: api.Trusted) -> api.Trusted:
         """Replace the pre-trusted."""
-        await self.store.run(self.store.trust, asked.who)
-        self._trusted = sorted(set(asked.who))
+        await self.store.run(self.store.trust, request.who)
+        self._trusted = sorted(set(request.who))
         await self._weigh()
         return self.trusted()
 
     async def forget(self, peer_id: str) -> api.Forgotten:
         """Delete what a member reported."""
         rows = await self.store.run(self.store.forget, peer_id)
-        for held in (self._reports, self._ratings, self._refused, self._reported):
-            held.pop(peer_id, None)
+        for table in (self._reports, self._ratings, self._refused, self._reported):
+            table.pop(peer_id, None)
         await self._weigh()
         return api.Forgotten(rows)
 
     def holders(self) -> dict[str, list[str]]:
         """Return the ids of the members that came here, by the issuer keys (hex) of their
         tickets."""
-        found: dict[str, list[str]] = {}
+        member_ids: dict[str, list[str]] = {}
         for peer_id in sorted(self._seen):
-            if (shown := self._members.shown(peer_id)) is not None:
-                found.setdefault(shown[0].admitted_by.hex(), []).append(peer_id)
-        return found
+            if (membership := self._members.shown(peer_id)) is not None:
+                member_ids.setdefault(membership[0].admitted_by.hex(), []).append(peer_id)
+        return member_ids
 
     def counts(self) -> Mapping[str, float]:
         """Figures for metrics."""
@@ -353,16 +355,16 @@ class Service:
         }
 
     def _row(self, peer_id: str) -> api.MemberRow | None:
-        shown = self._members.shown(peer_id)
-        if shown is None:
+        membership = self._members.shown(peer_id)
+        if membership is None:
             return None
-        member, standing = shown
+        member, status = membership
         row = api.MemberRow(
             peer_id=peer_id,
             name=member.name,
             issuer_key=member.admitted_by.hex(),
             until=member.until,
-            standing=standing,
+            standing=status,
             seen=self._seen[peer_id],
             reported=self._reported.get(peer_id, 0.0),
             introduced=peer_id in self._introductions,
@@ -393,45 +395,47 @@ class Service:
             member = self._members.check(peer_id)
             if isinstance(member, Member):
                 issuer[peer_id], names[peer_id] = member.admitted_by.hex(), member.name
-        ratings = {rater: found for rater, found in self._ratings.items() if rater in issuer}
-        trusted = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted)}
-        shares = await asyncio.to_thread(trust, ratings, issuer, trusted)
+        ratings = {rater: scores for rater, scores in self._ratings.items() if rater in issuer}
+        trusted_ids = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted)}
+        shares = await asyncio.to_thread(trust, ratings, issuer, trusted_ids)
         self._reputation = rated(shares, issuer, ratings)
 
     def _forget(self, peer_id: str) -> None:
         self._introductions.drop(peer_id)
-        for held in (self._reports, self._ratings, self._refused, self._reported):
-            held.pop(peer_id, None)
-        for kept in (self._seen, self._stored, self._heard):
-            kept.pop(peer_id, None)
+        for table in (self._reports, self._ratings, self._refused, self._reported):
+            table.pop(peer_id, None)
+        for state in (self._seen, self._stored, self._heard):
+            state.pop(peer_id, None)
         self._sighted.pop(peer_id, None)
 
     def _note(self, peer_id: str, report: Report, at: float) -> None:
         self._reports[peer_id] = msgspec.structs.replace(report, peers=())
-        self._ratings[peer_id] = {peer_id_of(found.key): _useful(found) for found in report.peers}
-        faults = {peer_id_of(found.key): _faults(found) for found in report.peers}
+        self._ratings[peer_id] = {
+            peer_id_of(figures.key): _useful(figures) for figures in report.peers
+        }
+        faults = {peer_id_of(figures.key): _faults(figures) for figures in report.peers}
         self._refused[peer_id] = {author: count for author, count in faults.items() if count}
         self._reported[peer_id] = at
 
-    def _watch(self, peer_id: str, *, present: bool, refused: int = 0) -> None:
-        """Log what happened to a member since the last look. `refused` counts its groups that
+    def _watch(self, peer_id: str, *, is_present: bool, refusal_count: int = 0) -> None:
+        """Log what happened to a member since the last look. `refusal_count` counts its groups that
         others refused for a fault of its own."""
-        shown = self._members.shown(peer_id)
-        if shown is None:
+        membership = self._members.shown(peer_id)
+        if membership is None:
             return
-        member, standing = shown
+        member, status = membership
         epoch, addresses = self._heard.get(peer_id, (0, ()))
         issuer = member.admitted_by.hex()
-        groups = {"groups": refused}
-        sight = Sight(member.name, issuer, standing, present, epoch, addresses, groups)
+        groups = {"groups": refusal_count}
+        sight = Sight(member.name, issuer, status, is_present, epoch, addresses, groups)
         self._events.see(peer_id, sight, self._clock.wall())
 
 
-def _faults(found: PeerFigures) -> int:
+def _faults(figures: PeerFigures) -> int:
     """Groups that were refused for a fault of their author."""
-    return sum(count for reason, count in found.refused if reason not in BLAMELESS)
+    return sum(count for reason, count in figures.refused if reason not in BLAMELESS)
 
 
-def _useful(found: PeerFigures) -> float:
+def _useful(figures: PeerFigures) -> float:
     """Groups that were of use, less those that were refused for a fault of their author."""
-    return float(max(0, found.received - _faults(found)))
+    return float(max(0, figures.received - _faults(figures)))

@@ -82,7 +82,7 @@ class Store(Database):
     """The database. Every method but `run` and `close` is called through `run`."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _TABLES, layout=1, program="swarm-coordinator", alone=True)
+        super().__init__(path, _TABLES, layout=1, program="swarm-coordinator", exclusive=True)
         self._thread = ThreadPoolExecutor(1, "store")
 
     async def run(
@@ -103,8 +103,8 @@ class Store(Database):
             "LEFT JOIN reports r ON r.peer_id = m.peer_id ORDER BY seen"
         )
         return [
-            StoredMember(peer_id, (issuer, member), seen, at or 0.0, sealed)
-            for peer_id, issuer, member, seen, at, sealed in rows
+            StoredMember(peer_id, (issuer, member), seen_at, at or 0.0, raw_report)
+            for peer_id, issuer, member, seen_at, at, raw_report in rows
         ]
 
     def see(self, members: Iterable[StoredMember]) -> None:
@@ -115,11 +115,11 @@ class Store(Database):
                 [(member.peer_id, *member.chain, member.seen) for member in members],
             )
 
-    def report(self, peer_id: str, sealed: bytes, row: ReportRow, issuer: str) -> None:
+    def report(self, peer_id: str, raw_report: bytes, row: ReportRow, issuer: str) -> None:
         """Store a member's newest report, in the place of the last, and its row of history."""
         with self._transaction() as db:
             db.execute(
-                "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, 0)", (peer_id, row.at, sealed)
+                "INSERT OR REPLACE INTO reports VALUES (?, ?, ?, 0)", (peer_id, row.at, raw_report)
             )
             db.execute(
                 f"INSERT INTO history ({_HISTORY}, issuer) "  # noqa: S608 - constants
@@ -136,23 +136,23 @@ class Store(Database):
         """Author and sealed bytes of the reports that are in no batch yet."""
         return self._rows("SELECT peer_id, sealed FROM reports WHERE batch = 0")
 
-    def add_batch(self, number: int, sealed: bytes, reports: Sequence[tuple[str, bytes]]) -> None:
+    def add_batch(self, number: int, batch: bytes, reports: Sequence[tuple[str, bytes]]) -> None:
         """Store a batch of `reports` that were `waiting`, and drop batches that are too old."""
         with self._transaction() as db:
-            db.execute("INSERT INTO batches VALUES (?, ?)", (number, sealed))
+            db.execute("INSERT INTO batches VALUES (?, ?)", (number, batch))
             db.executemany(
                 "UPDATE reports SET batch = ? WHERE peer_id = ? AND sealed = ?",
                 [(number, *report) for report in reports],
             )
             db.execute("DELETE FROM batches WHERE number <= ?", (number - KEPT_BATCHES,))
 
-    def batches(self, since: int) -> list[bytes]:
-        """The sealed batches from number `since` on, MAX_BATCHES at most; the newest if that is
+    def batches(self, start: int) -> list[bytes]:
+        """The sealed batches from number `start` on, MAX_BATCHES at most; the newest if that is
         lower."""
         rows = self._rows(
             "SELECT sealed FROM batches WHERE number >= min(?, (SELECT max(number) FROM batches)) "
             "ORDER BY number LIMIT ?",
-            since,
+            start,
             MAX_BATCHES,
         )
         return [row[0] for row in rows]
@@ -161,20 +161,20 @@ class Store(Database):
         rows = self._rows("SELECT sealed FROM batches ORDER BY number DESC LIMIT 1")
         return rows[0][0] if rows else None
 
-    def history(self, after: int, since: float, limit: int) -> list[ReportRow]:
-        """Rows above id `after` that came at `since` (Unix seconds) or later."""
+    def history(self, last_id: int, start_time: float, limit: int) -> list[ReportRow]:
+        """Rows above id `last_id` that came at `start_time` (Unix seconds) or later."""
         rows = self._rows(
             # The row to begin with is found by time: a walk over all takes a tenth of a second.
             f"SELECT {_HISTORY} FROM history WHERE at >= ? AND id >= max(? + 1, "  # noqa: S608 - constants
             "ifnull((SELECT id FROM history WHERE at >= ? ORDER BY at LIMIT 1), 1 << 62)) "
             "ORDER BY id LIMIT ?",
-            *(since, after, since, limit),
+            *(start_time, last_id, start_time, limit),
         )
         return [ReportRow(*row) for row in rows]
 
-    def tidy(self, wall: float, gone: Sequence[str]) -> None:
-        """Thin out the history, and forget the members `gone`. If the history is too long, delete
-        the oldest rows of the issuers with the most, with room for the next ticks."""
+    def tidy(self, wall: float, removed_ids: Sequence[str]) -> None:
+        """Thin out the history, and forget the members `removed_ids`. If the history is too long,
+        delete the oldest rows of the issuers with the most, with room for the next ticks."""
         with self._transaction() as db:
             db.execute(
                 "DELETE FROM history WHERE at < ? AND id NOT IN (SELECT max(id) FROM history "
@@ -192,7 +192,7 @@ class Store(Database):
             for table in ("members", "reports"):
                 db.executemany(
                     f"DELETE FROM {table} WHERE peer_id = ?",  # noqa: S608 - constants
-                    [(peer_id,) for peer_id in gone],
+                    [(peer_id,) for peer_id in removed_ids],
                 )
 
     def forget(self, peer_id: str) -> int:
@@ -206,11 +206,11 @@ class Store(Database):
     def trusted(self) -> list[str]:
         return [row[0] for row in self._rows("SELECT who FROM trusted ORDER BY who")]
 
-    def trust(self, who: Sequence[str]) -> None:
+    def trust(self, names: Sequence[str]) -> None:
         """Replace the pre-trusted."""
         with self._transaction() as db:
             db.execute("DELETE FROM trusted")
-            db.executemany("INSERT INTO trusted VALUES (?)", [(each,) for each in set(who)])
+            db.executemany("INSERT INTO trusted VALUES (?)", [(name,) for name in set(names)])
 
     def stock(self, tickets: Sequence[tuple[str, str, int]]) -> None:
         """Add tickets (issuer key, text, expiry in Unix seconds) that are not here yet."""
@@ -225,41 +225,41 @@ class Store(Database):
 
     def add_code(self, digest: bytes, name: str, uses: int, expires: int) -> CodeRow:
         with self._transaction() as db:
-            done = db.execute(
+            cursor = db.execute(
                 "INSERT INTO codes (digest, name, uses, left, expires) VALUES (?, ?, ?, ?, ?)",
                 (digest, name, uses, uses, expires),
             )
-            return CodeRow(done.lastrowid or 0, name, uses, uses, expires, False)
+            return CodeRow(cursor.lastrowid or 0, name, uses, uses, expires, False)
 
     def codes(self, holders: Mapping[str, Sequence[str]]) -> list[CodeRow]:
         """Return all codes. `holders` are the ids of members by the issuer keys (hex) of their
         tickets."""
         rows = self._rows("SELECT id, name, uses, left, expires, withdrawn FROM codes")
-        gave: dict[int, dict[str, list[str]]] = {}
+        code_tickets: dict[int, dict[str, list[str]]] = {}
         for code, key, text, ends in self._rows(
             "SELECT code, key, text, expires FROM tickets WHERE code IS NOT NULL"
         ):
             ticket = parse_ticket(text, ends - 1).issuer.name
-            gave.setdefault(code, {})[ticket] = [*holders.get(key, ())]
+            code_tickets.setdefault(code, {})[ticket] = [*holders.get(key, ())]
 
         def held(number: int) -> dict[str, list[str]]:
-            return {ticket: ids for ticket, ids in gave.get(number, {}).items() if ids}
+            return {ticket: ids for ticket, ids in code_tickets.get(number, {}).items() if ids}
 
         return [
             CodeRow(
-                *(number, name, uses, left, expires, bool(withdrawn)),
-                tickets=(*gave.get(number, ()),),
+                *(number, name, uses, left, expires, bool(is_withdrawn)),
+                tickets=(*code_tickets.get(number, ()),),
                 holders=held(number),
             )
-            for number, name, uses, left, expires, withdrawn in rows
+            for number, name, uses, left, expires, is_withdrawn in rows
         ]
 
     def withdraw(self, number: int) -> bool:
         """Withdraw a code, so that it is redeemed no more. Returns False if there is no such
         code."""
         with self._transaction() as db:
-            done = db.execute("UPDATE codes SET withdrawn = 1 WHERE id = ?", (number,))
-            return done.rowcount > 0
+            cursor = db.execute("UPDATE codes SET withdrawn = 1 WHERE id = ?", (number,))
+            return cursor.rowcount > 0
 
     def redeem(self, digest: bytes, newcomer: bytes, now: float) -> str | Rejected:
         """The text of a ticket for a code, counted once for each newcomer. Reasons: "unknown_code",
@@ -270,14 +270,14 @@ class Store(Database):
             ).fetchone()
             if row is None:
                 return Rejected("unknown_code", "no such code: check what you typed")
-            code, left, expires, withdrawn = row
-            if withdrawn:
+            code, left, expires, is_withdrawn = row
+            if is_withdrawn:
                 return Rejected("withdrawn", "this code was withdrawn: ask for another")
-            again = db.execute(
+            old_row = db.execute(
                 "SELECT text FROM tickets WHERE code = ? AND newcomer = ?", (code, newcomer)
             ).fetchone()
-            if again is not None:
-                return str(again[0])
+            if old_row is not None:
+                return str(old_row[0])
             if now > expires:
                 return Rejected("expired", "this code has expired: ask for another")
             if left < 1:
@@ -332,8 +332,8 @@ def _copy_database(source: Path, target: Path) -> None:
     with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as database:
         database.execute("VACUUM INTO ?", (str(target),))
     with closing(sqlite3.connect(target)) as copy:
-        (said,) = copy.execute("PRAGMA quick_check(1)").fetchone()
-    if said != "ok":
-        raise HomeError(f"{source} is damaged ({said}): restore an older backup of it")
+        (result,) = copy.execute("PRAGMA quick_check(1)").fetchone()
+    if result != "ok":
+        raise HomeError(f"{source} is damaged ({result}): restore an older backup of it")
     sync(target)
     sync(target.parent)

@@ -104,7 +104,7 @@ class Api:
         authenticate: Authenticate | None = None,
         token: str = "",
         metrics_token: str = "",
-        admits: Callable[[str], bool] = lambda given: False,
+        admits: Callable[[str], bool] = lambda secret: False,
         behind_proxy: bool = False,
     ) -> None:
         """Routes for members need `authenticate`, those for admins a `token`; a `metrics_token`
@@ -131,18 +131,18 @@ class Api:
 
     def _handler(self, route: Route) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
         async def handle(request: web.Request) -> web.StreamResponse:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             try:
                 answer = await self._serve(route, request)
             except SwarmNodeError as error:
                 _log.error("a request failed", operation=route.operation, error=str(error))
                 answer = Rejected("storage", "the coordinator cannot store this now")
             response = answered(answer, refused_call=route.who == "member")
-            why = answer.why if isinstance(answer, CallerRefused) else answer
-            if isinstance(why, Rejected):
-                self.refused[why.reason] += 1
+            rejection = answer.why if isinstance(answer, CallerRefused) else answer
+            if isinstance(rejection, Rejected):
+                self.refused[rejection.reason] += 1
             self.served[route.operation, response.status] += 1
-            self.seconds[route.operation] += time.perf_counter() - begun
+            self.seconds[route.operation] += time.perf_counter() - start
             return response
 
         return handle
@@ -158,16 +158,16 @@ class Api:
             return CallerRefused(caller)
         if caller is not None and not self._admitted(caller):
             return _TOO_MANY
-        asked = _decoded(route, request, body, caller)
-        if isinstance(asked, Rejected):
-            return asked
-        answer = self._operations[route.operation](asked)
+        checked_request = _decoded(route, request, body, caller)
+        if isinstance(checked_request, Rejected):
+            return checked_request
+        answer = self._operations[route.operation](checked_request)
         answer = await answer if inspect.isawaitable(answer) else answer
         if caller is None or isinstance(answer, Rejected):
             return answer
-        encoded = msgspec.json.encode(answer)
-        self._charge(caller, len(encoded) // _PRICED_BYTES)
-        return encoded
+        payload = msgspec.json.encode(answer)
+        self._charge(caller, len(payload) // _PRICED_BYTES)
+        return payload
 
     def _takes(self, request: web.Request) -> bool:
         """Check that this address is within its rate, and count the request."""
@@ -192,23 +192,23 @@ class Api:
     ) -> Member | Rejected | None:
         if route.who == "anybody":
             return None
-        given = request.headers.get("Authorization", "")
+        header = request.headers.get("Authorization", "")
         if route.who == "admin":
-            known = [self._token, *([self._metrics_token] if route.answer is None else [])]
-            token, looks = bearer(given), request.method == "GET"
-            if is_one_of(token, filter(None, known)) or (looks and self._admits(token)):
+            tokens = [self._token, *([self._metrics_token] if route.answer is None else [])]
+            token, looks = bearer(header), request.method == "GET"
+            if is_one_of(token, filter(None, tokens)) or (looks and self._admits(token)):
                 return None
             return Rejected("token", "missing or wrong token")
         assert self._authenticate is not None, "an application with members authenticates them"
-        if not given.startswith(api.SCHEME) or len(given) > _BASE64_CHARS + len(api.SCHEME):
+        if not header.startswith(api.SCHEME) or len(header) > _BASE64_CHARS + len(api.SCHEME):
             return Rejected("authorization", "sign the request: docs/protocol.md, 8.1")
         try:
-            shown = base64.b64decode(given.removeprefix(api.SCHEME), validate=True)
+            packed_call = base64.b64decode(header.removeprefix(api.SCHEME), validate=True)
         except ValueError:  # not base64, or not even ASCII
             return Rejected("authorization", "the header Authorization is not base64")
         if len(request.raw_path) > MAX_TARGET_CHARS:
             return Rejected("call", "a longer target than a call names")
-        return await self._authenticate(shown, request.method, request.raw_path, body)
+        return await self._authenticate(packed_call, request.method, request.raw_path, body)
 
     def _address(self, request: web.Request) -> str:
         """The caller's address as a key of the limits: an IPv4 address, or the /64 of an IPv6
@@ -216,8 +216,8 @@ class Api:
         text = request.remote or ""
         if self._behind_proxy:
             # The proxy appends the last entry. The caller can forge all before it.
-            said = request.headers.getall("X-Forwarded-For", [text])
-            text = said[-1].rpartition(",")[2].strip()
+            entries = request.headers.getall("X-Forwarded-For", [text])
+            text = entries[-1].rpartition(",")[2].strip()
         return site_of(text)
 
     @web.middleware
@@ -260,10 +260,10 @@ class CallerRefused:
 def answered(answer: Any, *, refused_call: bool) -> web.StreamResponse:
     """The response of an operation: a struct, its JSON, a text, or a refusal."""
     if isinstance(answer, CallerRefused):
-        why = answer.why
-        unsigned = why.reason in _UNSIGNED or why.reason == "token"
+        rejection = answer.why
+        unsigned = rejection.reason in _UNSIGNED or rejection.reason == "token"
         status = 401 if unsigned or not refused_call else 403
-        response = problem(status, why.reason, why.detail)
+        response = problem(status, rejection.reason, rejection.detail)
         if status == 401:
             response.headers["WWW-Authenticate"] = "Swarm" if refused_call else "Bearer"
         return response

@@ -54,9 +54,9 @@ else:
             return import_module("swarm_node.errors")
         if name not in _PLACES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-        globals()[name] = found
-        return found
+        attribute = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+        globals()[name] = attribute
+        return attribute
 
     def __dir__():
         return sorted({*globals(), *__all__})

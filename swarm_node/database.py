@@ -29,7 +29,7 @@ class Database:
     call."""
 
     def __init__(
-        self, path: Path, tables: str, *, layout: int, program: str, alone: bool = False
+        self, path: Path, tables: str, *, layout: int, program: str, exclusive: bool = False
     ) -> None:
         """Open the database at `path`, or make a new one with mode 0600.
 
@@ -37,14 +37,14 @@ class Database:
             tables: the statements that make a new one, with semicolons between them.
             layout: the number of these tables. A file with another number is left as it is.
             program: the program that writes it, for messages.
-            alone: keep every other writing process out until it is closed, by a file beside it.
+            exclusive: keep every other writing process out until it is closed, by a file beside it.
 
         Raises:
             HomeError: not a database of this layout, or not writable.
         """
         self._path = path
         self._lock = threading.RLock()
-        self._alone = _locked(path) if alone else None
+        self._alone = _locked(path) if exclusive else None
         with self._explained():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._connection = sqlite3.connect(
@@ -71,19 +71,19 @@ class Database:
         self._connection.execute("PRAGMA synchronous = FULL")
         self._connection.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
         with self._transaction() as db:  # which takes the lock, too
-            (found,) = db.execute("PRAGMA user_version").fetchone()
-            if found > layout:
+            (version,) = db.execute("PRAGMA user_version").fetchone()
+            if version > layout:
                 raise HomeError(
                     f"{self._path} was written by a newer {program}", "upgrade this one"
                 )
-            if 0 < found < layout:
+            if 0 < version < layout:
                 raise HomeError(
-                    f"{self._path} has layout {found}, and {program} {__version__} reads layout "
+                    f"{self._path} has layout {version}, and {program} {__version__} reads layout "
                     f"{layout} only",
                     "move it away and start again. Keys, membership and "
                     "checkpoints are in other files",
                 )
-            if found == 0:
+            if version == 0:
                 for statement in tables.split(";"):
                     db.execute(statement)
                 db.execute(f"PRAGMA user_version = {layout}")
@@ -134,13 +134,13 @@ def flaw(
         with contextlib.closing(read_only(path)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
             database.execute("PRAGMA cell_size_check = ON")
-            (found,) = database.execute("PRAGMA user_version").fetchone()
-            if found > layout:
-                return "newer", f"version {found}"
-            if found < layout or _objects(database) != _objects_of(tables):
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version > layout:
+                return "newer", f"version {version}"
+            if version < layout or _objects(database) != _objects_of(tables):
                 return "damaged", "its tables are not those of this program"
-            (said,) = database.execute("PRAGMA quick_check(1)").fetchone()
-            return None if said == "ok" else ("damaged", str(said)[:200])
+            (result,) = database.execute("PRAGMA quick_check(1)").fetchone()
+            return None if result == "ok" else ("damaged", str(result)[:200])
     except sqlite3.Error as error:
         return "damaged", str(error)[:200]
 
@@ -154,8 +154,8 @@ def read_rows(path: Path, layout: int, query: str, *values: Any) -> list[Any]:
     try:
         with contextlib.closing(read_only(path)) as database:
             database.execute("PRAGMA trusted_schema = OFF")
-            (found,) = database.execute("PRAGMA user_version").fetchone()
-            return database.execute(query, values).fetchall() if found == layout else []
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            return database.execute(query, values).fetchall() if version == layout else []
     except sqlite3.Error as error:
         raise HomeError(_explanation(path, error)) from error
 

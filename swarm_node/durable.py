@@ -103,12 +103,12 @@ class Journal:
                 line = line if file.read(1) == b"\n" else b"\n" + line  # a crash cut a line
             file.write(line + b"\n")
 
-    def lines(self, since: int | None = None) -> Iterator[bytes]:
-        """All lines, the oldest first, or those after `since` bytes of the newer file. A line that
+    def lines(self, offset: int | None = None) -> Iterator[bytes]:
+        """All lines, the oldest first, or those after `offset` bytes of the newer file. A line that
         a crash cut may be among them."""
-        for path in (self.old, self.path) if since is None else (self.path,):
+        for path in (self.old, self.path) if offset is None else (self.path,):
             with suppress(OSError), open_regular(path) as file:
-                file.seek(since or 0)
+                file.seek(offset or 0)
                 yield from file
 
 
@@ -118,10 +118,10 @@ def make_private(directory: Path) -> None:
     Raises:
         OSError: it cannot be made, or is no directory.
     """
-    missing = [path for path in (directory, *directory.parents) if not path.exists()]
-    for path in (*reversed(missing), directory):  # pathlib gives parents another mode
+    missing_paths = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in (*reversed(missing_paths), directory):  # pathlib gives parents another mode
         path.mkdir(mode=0o700, exist_ok=True)
-    for path in missing:
+    for path in missing_paths:
         sync(path.parent)
 
 
@@ -131,8 +131,8 @@ def is_private(path: Path) -> bool:
     Raises:
         OSError: it is not there.
     """
-    found = path.stat()
-    return found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o022
+    status = path.stat()
+    return status.st_uid == os.geteuid() and not stat.S_IMODE(status.st_mode) & 0o022
 
 
 def sync(path: Path) -> None:
@@ -148,18 +148,18 @@ def _write(
     path: Path,
     data: bytes,
     name_it: Callable[[str, Path], None],
-    like: os.stat_result | None = None,
+    template: os.stat_result | None = None,
 ) -> None:
-    descriptor, temporary = tempfile.mkstemp(LEFTOVERS[1:], f"{path.name}.", path.parent)
+    descriptor, temp_path = tempfile.mkstemp(LEFTOVERS[1:], f"{path.name}.", path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            if like is not None:
-                os.fchown(descriptor, like.st_uid, like.st_gid)
-                os.fchmod(descriptor, stat.S_IMODE(like.st_mode))
+            if template is not None:
+                os.fchown(descriptor, template.st_uid, template.st_gid)
+                os.fchmod(descriptor, stat.S_IMODE(template.st_mode))
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        name_it(temporary, path)
+        name_it(temp_path, path)
         sync(path.parent)
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        Path(temp_path).unlink(missing_ok=True)

@@ -55,8 +55,8 @@ class SwarmNodeError(Exception):
 
     def __init__(self, cause: str = "", *remedies: str) -> None:
         remedies = tuple(filter(None, remedies))
-        told = " ".join(each if each.endswith("?") else f"{each};" for each in remedies)
-        super().__init__(f"{cause}: {told.removesuffix(';')}" if told else cause)
+        advice = " ".join(remedy if remedy.endswith("?") else f"{remedy};" for remedy in remedies)
+        super().__init__(f"{cause}: {advice.removesuffix(';')}" if advice else cause)
         self.cause, self.remedies = cause, remedies
 
     def parted(self) -> tuple[str, str]:
@@ -148,12 +148,12 @@ class RefusedError(TransportError):
     clock, None if it names none."""
 
     def __init__(
-        self, message: str, code: str = "", named: str = "", apart: int | None = None
+        self, message: str, code: str = "", detail: str = "", clock_skew: int | None = None
     ) -> None:
         super().__init__(message)
         self.code = code
-        self.named = named
-        self.apart = apart
+        self.named = detail
+        self.apart = clock_skew
 
 
 class CoordinatorError(SwarmNodeError):
@@ -206,18 +206,18 @@ class Rejected:
     seconds: float = field(default=0.0, compare=False)
 
 
-def meant(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Return the remedy that asks for those of the `known` names that `name` looks like, at `most`
-    so many: "did you mean X or Y?". Empty if it looks like none."""
-    close = difflib.get_close_matches(name.lower(), list(known), n=most)
-    *others, last = close or [""]
-    return [f"did you mean {' or '.join(filter(None, [', '.join(others), last]))}?"] * bool(close)
+def meant(name: str, candidates: Iterable[str], limit: int = 1) -> list[str]:
+    """Return the remedy that asks for those of the `candidates` that `name` looks like, at most
+    `limit` of them: "did you mean X or Y?". Empty if it looks like none."""
+    close = difflib.get_close_matches(name.lower(), list(candidates), n=limit)
+    *names, last = close or [""]
+    return [f"did you mean {' or '.join(filter(None, [', '.join(names), last]))}?"] * bool(close)
 
 
-def instead(name: str, known: Iterable[str], use: str = "use one of") -> list[str]:
-    """Return the remedies for a `name` that is not among the `known` ones: the one that it looks
-    like, and all that there are."""
-    names = list(known)
+def instead(name: str, candidates: Iterable[str], use: str = "use one of") -> list[str]:
+    """Return the remedies for a `name` that is not among the `candidates`: the one that it
+    looks like, and all that there are."""
+    names = list(candidates)
     return [*meant(name, names), f"{use} {', '.join(names)}"]
 
 
@@ -237,9 +237,9 @@ def reason_of(error: OSError) -> str:
     """Return the operating system's reason in words, without its number or a library's prefix."""
     inner = getattr(error, "os_error", None)  # of aiohttp's errors
     error = inner if isinstance(inner, OSError) else error
-    own = isinstance(error, (ssl.SSLError, socket.gaierror))  # which have numbers of their own
-    own = own or error.errno == errno.EINVAL  # which alone says nothing
-    if error.errno is not None and not own:
+    has_text = isinstance(error, (ssl.SSLError, socket.gaierror))  # which have numbers of their own
+    has_text = has_text or error.errno == errno.EINVAL  # which alone says nothing
+    if error.errno is not None and not has_text:
         return os.strerror(error.errno).lower()
     return error.strerror or _plain(error)
 

@@ -148,13 +148,13 @@ class RolloutGroup:
     @property
     def oldest_version(self) -> int:
         """The oldest policy version that sampled a token; `policy.version` without tokens."""
-        versions = (span.version for each in self.completions for span in each.spans)
+        versions = (span.version for completion in self.completions for span in completion.spans)
         return min(versions, default=self.policy.version)
 
     @property
     def cut(self) -> int:
         """The number of completions whose last turn ran out of tokens."""
-        return sum(each.finish is Finish.LENGTH for each in self.completions)
+        return sum(completion.finish is Finish.LENGTH for completion in self.completions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -220,23 +220,29 @@ class Storage(Database):
                     if (row.epoch, row.seq) != (self.epoch, seq):
                         raise ValueError(f"group {row.epoch}/{row.seq} cannot follow in the log")
                 _insert(db, [row for row, _ in entries])
-                announced = [(row.seq, row.id, said) for row, said in entries if said is not None]
-                db.executemany("INSERT INTO log VALUES (?, ?, ?)", announced)
+                log_rows = [
+                    (row.seq, row.id, announcement)
+                    for row, announcement in entries
+                    if announcement is not None
+                ]
+                db.executemany("INSERT INTO log VALUES (?, ?, ?)", log_rows)
                 _set_meta(db, "head", seq)
             self._head = seq  # no earlier: it is on the disk now
 
     def announcements(
-        self, epoch: int, since: int, limit: int
+        self, epoch: int, last_seq: int, limit: int
     ) -> tuple[int, int, int, tuple[bytes, ...]]:
         """This log's epoch, its newest number, the number of announcements that the limit left out,
-        and the newest `limit` sealed announcements with numbers above `since`, oldest first. If
-        `epoch` is not this log's, `since` counts as 0."""
-        after = since if epoch == self.epoch else 0
-        most = max(0, min(limit, MAX_LISTED))
+        and the newest `limit` sealed announcements with numbers above `last_seq`, oldest first. If
+        `epoch` is not this log's, `last_seq` counts as 0."""
+        start_seq = last_seq if epoch == self.epoch else 0
+        max_rows = max(0, min(limit, MAX_LISTED))
         with self._lock:
-            total = self._rows("SELECT count(*) FROM log WHERE seq > ?", after)[0][0]
+            total = self._rows("SELECT count(*) FROM log WHERE seq > ?", start_seq)[0][0]
             rows = self._rows(
-                "SELECT announcement FROM log WHERE seq > ? ORDER BY seq DESC LIMIT ?", after, most
+                "SELECT announcement FROM log WHERE seq > ? ORDER BY seq DESC LIMIT ?",
+                start_seq,
+                max_rows,
             )
             items = tuple(row[0] for row in reversed(rows))
             return self.epoch, self.head(), total - len(items), items
@@ -251,8 +257,8 @@ class Storage(Database):
         can admit it again. False, and nothing stored, if a group with its id or one of its digests
         is stored."""
         with self._transaction() as db:
-            known = db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone()
-            if known or self.authors_of(*row.digests):
+            duplicate = db.execute("SELECT 1 FROM groups WHERE id = ?", (row.id,)).fetchone()
+            if duplicate or self.authors_of(*row.digests):
                 return False
             _insert(db, [row])
             _put_window(db, window)
@@ -288,26 +294,26 @@ class Storage(Database):
             f"SELECT {_GROUP_COLUMNS} FROM groups WHERE NOT retired AND uses < ? ORDER BY arrival",  # noqa: S608 - constants
             max_uses,
         )
-        found = []
+        groups = []
         for row in rows:
             try:
-                found.append(_group(row))
+                groups.append(_group(row))
             except (ValueError, TypeError):
                 self.forget(row[0])
-        return found
+        return groups
 
     def forget(self, identifier: bytes) -> None:
         """Delete a group whose row is damaged, and count a fault."""
         self._mark("DELETE FROM groups WHERE id = ?", [identifier])
         self.damaged(f"the group {bytes(identifier).hex()} is deleted")
 
-    def damaged(self, done: str) -> None:
-        """Count a damaged row, and log what was `done` about it."""
+    def damaged(self, action: str) -> None:
+        """Count a damaged row, and log the `action` taken."""
         import structlog  # short commands, which import this module, log nothing
 
         self.faults["storage"] += 1
         log = structlog.get_logger(__name__)
-        log.warning("a row of the database is damaged: check the disk", done=done)
+        log.warning("a row of the database is damaged: check the disk", done=action)
 
     def counter(self, name: str) -> int:
         """The value of a counter, 0 if it was never advanced."""
@@ -342,21 +348,23 @@ class Storage(Database):
 
     def remember_peers(self, peers: Sequence[KnownPeer]) -> None:
         """Store these peers in place of those stored before; the MAX_PEERS last seen are kept."""
-        newest = sorted(peers, key=lambda peer: (-peer.last_seen, peer.peer_id))[:MAX_PEERS]
+        recent_peers = sorted(peers, key=lambda peer: (-peer.last_seen, peer.peer_id))[:MAX_PEERS]
         with self._transaction() as db:
             db.execute("DELETE FROM peers")
-            db.executemany("INSERT INTO peers VALUES (?, ?, ?, ?, ?, ?)", map(_peer_row, newest))
+            db.executemany(
+                "INSERT INTO peers VALUES (?, ?, ?, ?, ?, ?)", map(_peer_row, recent_peers)
+            )
 
     def known_peers(self, limit: int) -> list[KnownPeer]:
         """Up to `limit` stored peers: anchors first, then the last seen first."""
-        known = []
+        peers = []
         for row in self._rows(_PEERS_QUERY, limit):
             try:
-                known.append(_peer_of(row))
+                peers.append(_peer_of(row))
             except (ValueError, TypeError):
                 self._mark("DELETE FROM peers WHERE peer_id = ?", [row[0]])
                 self.damaged(f"the peer {row[0]!r} is forgotten")
-        return known
+        return peers
 
     def _meta(self, key: str) -> int:
         rows = self._rows("SELECT value FROM meta WHERE key = ?", key)
@@ -387,11 +395,11 @@ def _insert(db: sqlite3.Connection, rows: Sequence[StoredGroup]) -> None:
 
 
 def _group(row: Sequence[Any]) -> StoredGroup:
-    identifier, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses = row
+    identifier, author, epoch, seq, provenance, blob, prompt, rewards, arrival, uses = row
     return StoredGroup(
         *(identifier, author, epoch, seq, Provenance(provenance), blob, prompt),
         rewards=tuple(array("d", rewards)),
-        arrived=arrived,
+        arrived=arrival,
         uses=uses,
     )
 
@@ -418,9 +426,9 @@ def _peer_of(row: Sequence[Any]) -> KnownPeer:
     Raises:
         ValueError, TypeError: the row is damaged.
     """
-    peer_id, raw, seen, issuer, failures, anchor = row
+    peer_id, raw, last_seen, issuer, failures, anchor = row
     addresses = tuple(map(str, json.loads(raw)))
-    return KnownPeer(peer_id, addresses, float(seen), issuer, int(failures), bool(anchor))
+    return KnownPeer(peer_id, addresses, float(last_seen), issuer, int(failures), bool(anchor))
 
 
 def stored_peers(path: Path, limit: int) -> list[KnownPeer]:
@@ -430,11 +438,11 @@ def stored_peers(path: Path, limit: int) -> list[KnownPeer]:
     Raises:
         HomeError: see `read_rows`.
     """
-    known = []
+    peers = []
     for row in read_rows(path, LAYOUT, _PEERS_QUERY, limit) if path.exists() else ():
         with suppress(ValueError, TypeError):
-            known.append(_peer_of(row))
-    return known
+            peers.append(_peer_of(row))
+    return peers
 
 
 def database_flaw(path: Path) -> tuple[Literal["empty", "damaged", "newer"], str] | None:

@@ -82,7 +82,7 @@ class Counting:
 
 class SilentTransport(Counting, MemoryTransport):
     async def dial(
-        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+        self, addresses: Sequence[str], patience: float = 4.0, *, is_punch: bool = False
     ) -> int:
         self.dialled.update(addresses)
         reached = await super().dial(addresses, patience)
@@ -119,7 +119,7 @@ class LightNode:
             local,
             transport,
             mode="auto",
-            dialable=lambda: self.dialable if knock is None else self.reach.dialable(),
+            is_dialable=lambda: self.dialable if knock is None else self.reach.dialable(),
             wants=WANTS,
             rng=random.Random(f"reach {self.peer_id}"),
         )
@@ -165,7 +165,7 @@ class LightNode:
         if knock is not None:
             self.probes = ProbeServer(local, asker, knock=knock, **probing)
             further = {PROBE: self.probes.answer, PROBE_FOR: self.probes.answer_for}
-        self.server = Server(local, traffic=traffic, further=further, **shared)
+        self.server = Server(local, traffic=traffic, extra_handlers=further, **shared)
         self.prober = Prober(local, asker, self.reach, **probing)
         self._probes = knock is not None
         self.task: asyncio.Task[None] | None = None

@@ -43,7 +43,7 @@ class End:
             local,
             self.inner,
             mode="auto",
-            dialable=lambda: not hidden,
+            is_dialable=lambda: not hidden,
             wants=WANTS,
             rng=random.Random(number),
         )

@@ -59,7 +59,7 @@ class End:
             local,
             self.inner,
             mode=mode,
-            dialable=lambda: self.dialable,
+            is_dialable=lambda: self.dialable,
             wants=WANTS,
             rng=random.Random(self.peer_id),
             lan=lan,

@@ -30,7 +30,7 @@ def codes() -> Iterator[str]:
             case ast.Call(func=ast.Name("Rejected"), args=[ast.Constant(str(reason)), *_]):
                 if COORDINATOR in path.parents:
                     yield reason
-            case ast.Subscript(slice=ast.Attribute(value=ast.Name("decided"), attr="part")):
+            case ast.Subscript(slice=ast.Attribute(value=ast.Name("decision"), attr="part")):
                 yield from (part for _, part, *_ in PASSING)
             case ast.Subscript(value=ast.Attribute(attr="faults" | "_faults"), slice=named):
                 yield named.value if isinstance(named, ast.Constant) else _beginning(named)

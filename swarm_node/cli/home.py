@@ -69,10 +69,10 @@ def json_of(value: Any) -> str:
     return "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def show(json: bool, listed: Any, view: Callable[[], Any]) -> None:
-    """Print `listed` as JSON, or else the view."""
+def show(json: bool, document: Any, view: Callable[[], Any]) -> None:
+    """Print `document` as JSON, or else the view."""
     if json:
-        typer.echo(json_of(listed))
+        typer.echo(json_of(document))
         return
     from rich.console import Console
 

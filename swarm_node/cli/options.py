@@ -127,7 +127,7 @@ def require_report(directory: Path) -> None:
     """
     from swarm_node.program.private_directory import why_unwritable
 
-    if why := why_unwritable(directory):
+    if reason := why_unwritable(directory):
         raise SwarmNodeError(
-            f"cannot write the report to {directory}: {why}", "choose another --report"
+            f"cannot write the report to {directory}: {reason}", "choose another --report"
         )

@@ -26,17 +26,17 @@ def change_file(path: Path, changes: Mapping[str, Any]) -> None:
     path = path.resolve()
     with _alone(path):
         text = text_of(path) if path.exists() else ""
-        wanted = read_toml(text, path)
+        new_values = read_toml(text, path)
         document = tomlkit.parse(text)
         for key, value in changes.items():
-            _put(wanted, key, value)
+            _put(new_values, key, value)
             _put(document, key, value)
-        changed = tomlkit.dumps(document)
-        if read_toml(changed, path) != wanted:
+        new_text = tomlkit.dumps(document)
+        if read_toml(new_text, path) != new_values:
             raise ConfigError(f"{path} cannot be changed without loss: edit it by hand")
-        validated(wanted)
+        validated(new_values)
         try:
-            replace_like(path, changed.encode())
+            replace_like(path, new_text.encode())
         except OSError as error:
             raise _unwritable(path, error) from error
 

@@ -91,8 +91,8 @@ def _texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for each in (*value, *value.values()) if isinstance(value, dict) else value:
-            yield from _texts_in(each)
+        for item in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _texts_in(item)
 
 
 class Sampling(Table):
@@ -258,13 +258,13 @@ def default_home() -> Path:
     Raises:
         ConfigError: there is none.
     """
-    found = usual_home()
-    if found is None:
+    home = usual_home()
+    if home is None:
         raise ConfigError(
             "home: this user has no home directory (HOME is not set)",
             "name the node's directory with --home or SWARM_NODE_HOME",
         )
-    return found
+    return home
 
 
 class Settings(Table):
@@ -307,12 +307,12 @@ def settings_keys() -> Iterator[tuple[str, str]]:
 def public_values(settings: Settings) -> dict[str, Any]:
     """Every key with its value as JSON has it, without the ticket, which is a secret."""
     dumped = settings.model_dump(mode="json", exclude={"ticket"})
-    flat: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, _ in settings_keys():
         table, _, inner = key.partition(".")
         if table in dumped:
-            flat[key] = dumped[table][inner] if inner else dumped[table]
-    return flat
+            values[key] = dumped[table][inner] if inner else dumped[table]
+    return values
 
 
 def field_of(key: str) -> FieldInfo:
@@ -336,8 +336,8 @@ def accepted(key: str) -> str:
 def _values(annotation: Any, limits: Sequence[Any]) -> str:
     parts = get_args(annotation)
     if get_origin(annotation) is Literal:
-        *others, last = map(str, parts)
-        return f"{', '.join(others)} or {last}" if others else last
+        *literals, last = map(str, parts)
+        return f"{', '.join(literals)} or {last}" if literals else last
     if get_origin(annotation) is Annotated:
         inner = [limit for info in parts[1:] for limit in getattr(info, "metadata", ())]
         return _values(parts[0], [*limits, *inner])
@@ -354,14 +354,14 @@ def _within(limits: Sequence[Any]) -> str:
     def those(name: str) -> list[Any]:
         return [getattr(item, name) for item in limits if getattr(item, name, None) is not None]
 
-    low, high, longest = those("ge"), those("le"), those("max_length")
+    low, high, lengths = those("ge"), those("le"), those("max_length")
     high += [end - 1 for end in those("lt")]
     if low and high:
         return f" from {max(low):,} to {min(high):,}"
     parts = [f"{max(low):,} or more"] if low else []
-    parts += [f"above {above:,}" for above in those("gt")]
+    parts += [f"above {bound:,}" for bound in those("gt")]
     parts += [f"at most {min(high):,}"] if high else []
-    parts += [f"at most {min(longest):,} long"] if longest else []
+    parts += [f"at most {min(lengths):,} long"] if lengths else []
     return f", {', '.join(parts)}" if parts else ""
 
 
@@ -377,15 +377,19 @@ def at_once(key: str) -> bool:
     return field_of(key).json_schema_extra is _AT_ONCE
 
 
-def differing(before: Settings, after: Settings) -> list[str]:
+def differing(old_settings: Settings, new_settings: Settings) -> list[str]:
     """The keys whose values differ."""
-    return [key for key, _ in settings_keys() if value_of(before, key) != value_of(after, key)]
+    return [
+        key
+        for key, _ in settings_keys()
+        if value_of(old_settings, key) != value_of(new_settings, key)
+    ]
 
 
-def with_values(settings: Settings, other: Settings, keys: Iterable[str]) -> Settings:
-    """`settings` with the values that `other` has for `keys`."""
+def with_values(settings: Settings, source: Settings, keys: Iterable[str]) -> Settings:
+    """`settings` with the values that `source` has for `keys`."""
     for key in keys:
-        value, (table, _, inner) = value_of(other, key), key.partition(".")
+        value, (table, _, inner) = value_of(source, key), key.partition(".")
         if inner:
             value = getattr(settings, table).model_copy(update={inner: value})
         settings = settings.model_copy(update={table: value})

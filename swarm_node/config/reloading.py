@@ -25,9 +25,9 @@ class Reloaded(Struct, frozen=True):
 class Reloading:
     """`loaded` are the settings with which the node began, as `sources` gave them."""
 
-    def __init__(self, sources: Sources, loaded: Settings) -> None:
+    def __init__(self, sources: Sources, settings: Settings) -> None:
         self._sources = sources
-        self._loaded = loaded
+        self._loaded = settings
 
     def reload(self, settings: Settings) -> tuple[Settings, Reloaded]:
         """Return `settings`, those in use, with the values that can be taken over; and the report.
@@ -36,14 +36,18 @@ class Reloading:
             ConfigError: a start with what the sources say now would be refused. Nothing changes.
         """
         try:
-            wanted, overridden = self._sources.load(), self._sources.overridden()
+            new_settings, overrides = self._sources.load(), self._sources.overridden()
         except ConfigError as error:
             _log.warning("the settings stay as they are", error=str(error))
             raise
-        changed = differing(self._loaded, wanted)
-        applied = [key for key in changed if at_once(key)]
-        pending = [key for key in changed if key not in applied]
-        self._loaded = with_values(self._loaded, wanted, applied)
-        _log.info("settings read again", applied=",".join(applied), pending=",".join(pending))
+        changed_keys = differing(self._loaded, new_settings)
+        applied_keys = [key for key in changed_keys if at_once(key)]
+        pending_keys = [key for key in changed_keys if key not in applied_keys]
+        self._loaded = with_values(self._loaded, new_settings, applied_keys)
+        _log.info(
+            "settings read again", applied=",".join(applied_keys), pending=",".join(pending_keys)
+        )
         file = str(self._sources.file.resolve()) if self._sources.file else ""
-        return with_values(settings, wanted, applied), Reloaded(file, applied, pending, overridden)
+        return with_values(settings, new_settings, applied_keys), Reloaded(
+            file, applied_keys, pending_keys, overrides
+        )

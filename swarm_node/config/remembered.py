@@ -89,11 +89,15 @@ def change_remembered(home: Path, changes: Mapping[str, Remembered | None]) -> N
     place = PrivateDirectory(home)
     place.create()
     with place.editing():
-        before = recall(home)
-        after = {key: kept for key, kept in (before | dict(changes)).items() if kept is not None}
-        if after == before:
+        old_entries = recall(home)
+        new_entries = {
+            key: entry for key, entry in (old_entries | dict(changes)).items() if entry is not None
+        }
+        if new_entries == old_entries:
             return
-        data = msgspec.json.format(msgspec.json.encode(_RememberedFile(VERSION, after))) + b"\n"
+        data = (
+            msgspec.json.format(msgspec.json.encode(_RememberedFile(VERSION, new_entries))) + b"\n"
+        )
         if len(data) > MAX_BYTES:
             raise ConfigError(
                 f"a home remembers {MAX_BYTES} bytes of settings at most",
@@ -110,8 +114,8 @@ def portable(settings: Settings, key: str) -> Any:
         return _absolute(value)
     if key == "environment.options" and "path" in value:
         path = value["path"]
-        named = [*map(_absolute, path)] if isinstance(path, list) else _absolute(path)
-        return {**value, "path": named}
+        absolute_path = [*map(_absolute, path)] if isinstance(path, list) else _absolute(path)
+        return {**value, "path": absolute_path}
     return value
 
 

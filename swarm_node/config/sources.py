@@ -66,8 +66,8 @@ class Sources:
     @property
     def file(self) -> Path | None:
         """The settings file; None without one."""
-        named = self.config or self.environ.get("SWARM_NODE_CONFIG")
-        return Path(named) if named else None
+        path = self.config or self.environ.get("SWARM_NODE_CONFIG")
+        return Path(path) if path else None
 
     @property
     def home(self) -> Path:
@@ -85,13 +85,13 @@ class Sources:
             ConfigError: an unknown key, an impossible value or an unreadable file; the message
                 names it.
         """
-        merged: dict[str, Any] = {}
-        named = self._named(text_of(self.file))
-        for _, values in named:
-            _merge(merged, values)
+        merged_values: dict[str, Any] = {}
+        layers = self._named(text_of(self.file))
+        for _, values in layers:
+            _merge(merged_values, values)
         if self.with_home:
-            self._check_remembered(named)
-        return validated(merged)
+            self._check_remembered(layers)
+        return validated(merged_values)
 
     def origins(self) -> dict[str, str]:
         """The source that decides each key, for keys other than the default: the home, the file,
@@ -100,8 +100,8 @@ class Sources:
         Raises:
             ConfigError: see `load`.
         """
-        named = self._named(text_of(self.file))
-        return {key: source for source, values in named for key in dotted_keys(values)}
+        layers = self._named(text_of(self.file))
+        return {key: source for source, values in layers for key in dotted_keys(values)}
 
     def overridden(self) -> dict[str, str]:
         """Keys that the file or the home names and a stronger source overrides, with that source:
@@ -110,14 +110,14 @@ class Sources:
         Raises:
             ConfigError: see `load`.
         """
-        files, found = {HOME_SOURCE, str(self.file)}, dict[str, str]()
-        weaker: set[str] = set()
+        files, overrides = {HOME_SOURCE, str(self.file)}, dict[str, str]()
+        weaker_keys: set[str] = set()
         for source, values in self._named(text_of(self.file)):
             keys = set(dotted_keys(values))
             name = str(self.file.resolve()) if self.file and source == str(self.file) else source
-            found |= dict.fromkeys(keys & weaker, name)
-            weaker |= keys if source in files else set()
-        return found
+            overrides |= dict.fromkeys(keys & weaker_keys, name)
+            weaker_keys |= keys if source in files else set()
+        return overrides
 
     def remembered(self) -> dict[str, Remembered]:
         """Return what the home has remembered so far and is in force beside the other sources: a
@@ -134,13 +134,13 @@ class Sources:
         Raises:
             ConfigError: a key is neither a setting nor remembered; the message names it.
         """
-        held = recall(self.home) if keys else {}
-        known = sorted({*(key for key, _ in settings_keys()), *held})
+        entries = recall(self.home) if keys else {}
+        known_keys = sorted({*(key for key, _ in settings_keys()), *entries})
         for key in keys:
-            if key not in known:
-                raise ConfigError(f"--forget: unknown setting {key}", *_unknown(key, known))
-        gone = held.keys() & set(keys)
-        self.forgotten.update(gone, _accepted_with(gone))
+            if key not in known_keys:
+                raise ConfigError(f"--forget: unknown setting {key}", *_unknown(key, known_keys))
+        removed_keys = entries.keys() & set(keys)
+        self.forgotten.update(removed_keys, _accepted_with(removed_keys))
 
     def remember(self) -> None:
         """Let the home remember what this start was given by flags and by the file, besides what it
@@ -150,70 +150,74 @@ class Sources:
             ConfigError, HomeError: it cannot be written.
         """
         home = self.home
-        gone = recall(home).keys() - self._recalled(home).keys()
-        kept: dict[str, Remembered | None] = dict.fromkeys(gone)
+        removed_keys = recall(home).keys() - self._recalled(home).keys()
+        entries: dict[str, Remembered | None] = dict.fromkeys(removed_keys)
         (_, in_file), *_, (_, flags) = self._given(text_of(self.file))
-        known = {key for key, _ in settings_keys()} - ONE_START
+        known_keys = {key for key, _ in settings_keys()} - ONE_START
         origins: tuple[tuple[Origin, Mapping[str, Any]], ...]
         origins = (("file", in_file), ("command line", flags))
         for origin, values in origins:
             settings = validated({"home": home, **values})
-            keys = known.intersection(dotted_keys(values))  # an empty table is none of them
-            kept |= {key: Remembered(portable(settings, key), origin) for key in sorted(keys)}
-        change_remembered(home, kept)
+            keys = known_keys.intersection(dotted_keys(values))  # an empty table is none of them
+            entries |= {key: Remembered(portable(settings, key), origin) for key in sorted(keys)}
+        change_remembered(home, entries)
         self.forgotten.clear()  # what is set from now on is in force
 
     def _recalled(self, home: Path) -> dict[str, Remembered]:
-        before = recall(home)
-        kept = {
-            key: each
-            for key, each in before.items()
-            if key not in self.forgotten and not (self.file and each.origin == "file")
+        old_entries = recall(home)
+        entries = {
+            key: entry
+            for key, entry in old_entries.items()
+            if key not in self.forgotten and not (self.file and entry.origin == "file")
         }
-        if _ACCEPTED in kept and self._tasks(before, given=False) != self._tasks(kept):
-            del kept[_ACCEPTED]
-        return kept
+        if _ACCEPTED in entries and self._tasks(old_entries, with_overrides=False) != self._tasks(
+            entries
+        ):
+            del entries[_ACCEPTED]
+        return entries
 
-    def _tasks(self, kept: Mapping[str, Remembered], *, given: bool = True) -> list[Any]:
-        """The environment and its options by what the home remembers and, if `given`, by all that
-        is stronger."""
-        merged = _nest({key: kept[key].value for key in _TASKS if key in kept})
-        for _, values in self._given(text_of(self.file)) if given else ():
-            _merge(merged, {"environment": values.get("environment", {})})
-        settings = validated(merged)
+    def _tasks(
+        self, entries: Mapping[str, Remembered], *, with_overrides: bool = True
+    ) -> list[Any]:
+        """The environment and its options by what the home remembers and, if `with_overrides`, by
+        all that is stronger."""
+        merged_values = _nest({key: entries[key].value for key in _TASKS if key in entries})
+        for _, values in self._given(text_of(self.file)) if with_overrides else ():
+            _merge(merged_values, {"environment": values.get("environment", {})})
+        settings = validated(merged_values)
         return [portable(settings, key) for key in _TASKS]
 
-    def _check_remembered(self, named: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    def _check_remembered(self, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         """Refuse what the home remembers and this release does not take, unless a stronger source
         decides the key."""
-        stronger = {key for _, values in named[1:] for key in dotted_keys(values)}
-        for key, kept in self.remembered().items():
-            if key not in stronger:
+        stronger_keys = {key for _, values in layers[1:] for key in dotted_keys(values)}
+        for key, entry in self.remembered().items():
+            if key not in stronger_keys:
                 try:
-                    validated({"home": self.home, **_nest({key: kept.value})})
+                    validated({"home": self.home, **_nest({key: entry.value})})
                 except ConfigError as error:
                     helps = (*error.remedies, forgetting(self.home, [key]))
                     raise ConfigError(error.cause, *helps) from None
 
     def _named(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
         """(name of the source, nested values), the weakest source first."""
-        given = self._given(text)
+        layers = self._given(text)
         if not self.with_home:
-            return given
-        kept = self._recalled(self._home(given))
-        return [(HOME_SOURCE, _nest({key: each.value for key, each in kept.items()})), *given]
+            return layers
+        entries = self._recalled(self._home(layers))
+        return [(HOME_SOURCE, _nest({key: entry.value for key, entry in entries.items()})), *layers]
 
     def _given(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
         """As `_named`, without the home."""
-        found: list[tuple[str, Mapping[str, Any]]] = [(str(self.file), read_toml(text, self.file))]
+        layers: list[tuple[str, Mapping[str, Any]]] = [(str(self.file), read_toml(text, self.file))]
         for key, value in _from_environ(self.environ).items():
-            found.append((variable_of(key), _nest({key: _parse_value(value)})))
+            layers.append((variable_of(key), _nest({key: _parse_value(value)})))
         flags = {key: value for key, value in self.flags.items() if value is not None}
-        return [*found, ("command line", _nest(flags))]
+        return [*layers, ("command line", _nest(flags))]
 
-    def _home(self, given: Sequence[tuple[str, Mapping[str, Any]]]) -> Path:
-        named = [values["home"] for _, values in given if "home" in values]
-        return validated({"home": named[-1]}).home if named else default_home()
+    def _home(self, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Path:
+        homes = [values["home"] for _, values in layers if "home" in values]
+        return validated({"home": homes[-1]}).home if homes else default_home()
 
 
 def forgetting(home: Path, keys: Sequence[str]) -> str:
@@ -239,19 +243,19 @@ def set_remembered(home: Path, changes: Mapping[str, Any]) -> None:
         ConfigError: a key or a value is refused as a start would refuse it, or is for one start.
         HomeError: the home cannot be written.
     """
-    nested, before = _nest(changes), recall(home).get("environment.options")
-    if before is not None and "environment.options" not in changes:
-        table = nested.get("environment", {})
+    values, options_entry = _nest(changes), recall(home).get("environment.options")
+    if options_entry is not None and "environment.options" not in changes:
+        table = values.get("environment", {})
         if "options" in table:  # one of them is changed
-            table["options"] = {**before.value, **table["options"]}
-    settings = validated({"home": home, **nested})
+            table["options"] = {**options_entry.value, **table["options"]}
+    settings = validated({"home": home, **values})
     keys = keys_of(changes)
     for key in keys:
         if key in UNWRITABLE:
             raise ConfigError(f"{key} is not remembered in a home", "give it to `swarm-node join`")
-    kept: dict[str, Remembered | None] = dict.fromkeys(_accepted_with(keys))
-    kept |= {key: Remembered(portable(settings, key), "config set") for key in keys}
-    change_remembered(home, kept)
+    entries: dict[str, Remembered | None] = dict.fromkeys(_accepted_with(keys))
+    entries |= {key: Remembered(portable(settings, key), "config set") for key in keys}
+    change_remembered(home, entries)
 
 
 def load_settings(
@@ -271,15 +275,15 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     Raises:
         ConfigError: an item without `=`.
     """
-    parsed: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for item in assignments:
         key, separator, text = item.partition("=")
         if not separator or not key:
             raise ConfigError(
                 f"{item} is no assignment", "write KEY=VALUE, such as experience.local=6"
             )
-        parsed[key.strip()] = _parse_value(text)
-    return parsed
+        values[key.strip()] = _parse_value(text)
+    return values
 
 
 def validated(values: Mapping[str, Any]) -> Settings:
@@ -339,27 +343,27 @@ def dotted_keys(values: Mapping[str, Any]) -> Iterator[str]:
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The settings among the variables, as text by dotted key."""
-    known = [key for key, _ in settings_keys()]
-    by_variable = {variable_of(key): key for key in known}
-    found: dict[str, str] = {}
+    known_keys = [key for key, _ in settings_keys()]
+    by_variable = {variable_of(key): key for key in known_keys}
+    texts: dict[str, str] = {}
     for variable, text in environ.items():
         if not variable.startswith(ENV_PREFIX) or variable in _ENV_OTHER:
             continue
         if variable not in by_variable:
             raise ConfigError(
-                f"unknown setting {variable}", *_unknown(variable, map(variable_of, known))
+                f"unknown setting {variable}", *_unknown(variable, map(variable_of, known_keys))
             )
-        found[by_variable[variable]] = text
-    return found
+        texts[by_variable[variable]] = text
+    return texts
 
 
 def variable_of(key: str) -> str:
     return f"{ENV_PREFIX}{key.upper().replace('.', '__')}"
 
 
-def _unknown(name: str, known: Iterable[str]) -> list[str]:
+def _unknown(name: str, candidates: Iterable[str]) -> list[str]:
     """The remedies for an unknown setting."""
-    return meant(name, known) or ["`swarm-node config` lists them all"]
+    return meant(name, candidates) or ["`swarm-node config` lists them all"]
 
 
 def _parse_value(text: str) -> Any:
@@ -369,29 +373,29 @@ def _parse_value(text: str) -> Any:
         return text
 
 
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for key, value in flat.items():
+def _nest(values: Mapping[str, Any]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
         *tables, last = key_parts(key)
-        place = nested
+        place = tree
         for table in tables:
             place = place.setdefault(table, {})
         place[last] = value
-    return nested
+    return tree
 
 
 def key_parts(key: str) -> list[str]:
     """Split `experience.local` in two parts, `environment.options.path` in three: after a table of
     the user's own keys the rest is one key."""
     table, dot, inner = key.partition(".")
-    inner, inner_dot, own = inner.partition(".")
+    inner, inner_dot, user_key = inner.partition(".")
     if inner_dot and inner in _FREE_TABLES:
-        return [table, inner, own]
-    return [table, inner + inner_dot + own] if dot else [table]
+        return [table, inner, user_key]
+    return [table, inner + inner_dot + user_key] if dot else [table]
 
 
-def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
-    for key, value in over.items():
+def _merge(base: dict[str, Any], overrides: Mapping[str, Any]) -> None:
+    for key, value in overrides.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict) and key not in _FREE_TABLES:
             _merge(base[key], value)
         else:
@@ -400,18 +404,20 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> None:
 
 def _refusal(error: ValidationError) -> ConfigError:
     """Say which settings have which values, and what each takes."""
-    known = [key for key, _ in settings_keys()]
+    known_keys = [key for key, _ in settings_keys()]
     causes, remedies = dict[str, str](), dict[str, None]()
     for item in error.errors(include_url=False):
         parts = [str(part) for part in item["loc"]]
         # A setting of several types has their names behind it, and a reason of each.
-        whole = (".".join(parts[:count]) for count in range(1, len(parts)))
-        key = next((each for each in whole if each in known), ".".join(parts))
+        prefixes = (".".join(parts[:count]) for count in range(1, len(parts)))
+        key = next((prefix for prefix in prefixes if prefix in known_keys), ".".join(parts))
         if item["type"] == "extra_forbidden":
             causes[key] = (
                 _TRUNCATED.format(key) if key in _TRUNCATIONS else f"unknown setting {key}"
             )
-            helps = ["set sampling.temperature"] if key in _TRUNCATIONS else _unknown(key, known)
+            helps = (
+                ["set sampling.temperature"] if key in _TRUNCATIONS else _unknown(key, known_keys)
+            )
         elif item["type"] == "value_error":  # which is a sentence of `model`
             causes[key], helps = f"{key}: {item['ctx']['error']}", []
         else:

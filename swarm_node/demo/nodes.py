@@ -44,8 +44,8 @@ class DemoNode:
         if self.sampler != "vllm":
             # With so small a model, nodes would only wait for kernel launches on the one GPU.
             arguments += ["--set", "run.device=cpu"]
-        given = (*self.ground.assignments, *self.assignments)
-        arguments += [part for text in given for part in ("--set", text)]
+        assignments = (*self.ground.assignments, *self.assignments)
+        arguments += [part for text in assignments for part in ("--set", text)]
         with (self.home.path / "log").open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -91,11 +91,11 @@ class DemoNode:
 
 def make_swarm(name: str, nodes: Sequence[DemoNode], now: float) -> None:
     """Let the first node found a private swarm at the time `now`, and admit the others to it."""
-    first, *others = nodes
+    first, *peers = nodes
     first.home.found_swarm(name, now)
     # The others can have their tickets before the first node runs: its home keeps its port.
     address = f"/ip4/127.0.0.1/tcp/{first.home.port()}/p2p/{first.home.identity().peer_id}"
-    for node in others:
+    for node in peers:
         ticket = first.home.invite(
             [address], now=now, valid_seconds=_HOUR, member_seconds=24 * _HOUR
         )

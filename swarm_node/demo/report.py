@@ -49,8 +49,8 @@ def result_of(node: DemoNode) -> NodeReport:
     """Return the result of a node that was measured."""
     shot = node.snapshot
     assert shot is not None
-    first, *later = shot.evals
-    last = later[-1] if later else None
+    first, *later_evals = shot.evals
+    last = later_evals[-1] if later_evals else None
     return NodeReport(
         name=node.name,
         peer_id=shot.peer_id,
@@ -74,20 +74,20 @@ def result_of(node: DemoNode) -> NodeReport:
 def summary(ground: DemoTasks, results: Sequence[NodeReport]) -> Iterator[str]:
     """Yield the lines about the results: of few families one by one, the node's own marked."""
     for result in results:
-        external = change(result.external_only_start, result.external_only_end)
+        external_change = change(result.external_only_start, result.external_only_end)
         yield (
             f"{result.name}: {ground.all} {change(result.reward_start, result.reward_end)}, "
-            f"external-only families {external}, training prompts "
+            f"external-only families {external_change}, training prompts "
             f"{change(result.train_start, result.train_end)}, {result.steps} steps"
         )
         if len(ground.kinds) <= _SHOWN_FAMILIES:
-            each = (
+            family_texts = (
                 f"{family}{' (samples it)' * (family in result.samples)} "
                 + change(result.families_start.get(family), result.families_end.get(family))
                 for family in ground.families
                 if family in result.families_start
             )
-            yield f"  {', '.join(each)}"
+            yield f"  {', '.join(family_texts)}"
     yield (
         "Rewards are on held-out prompts, unless marked as training prompts. "
         "isolated: like node 1, without peers. What the others gain over it on external-only "
@@ -126,8 +126,8 @@ def write_report(
 
 def _unused(directory: Path) -> Path:
     """`directory`, or its first relative with a number that holds no report."""
-    numbered = (directory.with_name(f"{directory.name}-{n}") for n in itertools.count(2))
-    places = itertools.chain([directory], numbered)
+    siblings = (directory.with_name(f"{directory.name}-{n}") for n in itertools.count(2))
+    places = itertools.chain([directory], siblings)
     return next(place for place in places if not (place / "report.json").exists())
 
 
@@ -135,7 +135,7 @@ def _draw(figure: Any, curves: Mapping[str, Sequence[EvalPoint]]) -> None:
     """One panel per node: eval reward over time on local and on external-only families, beside what
     the isolated node reaches on the latter, and, thinner, the reward on training prompts."""
     swarm = {name: points for name, points in curves.items() if name != ISOLATED} or curves
-    isolated = [
+    isolated_curve = [
         (p.seconds, p.external_only)
         for p in curves.get(ISOLATED, ())
         if p.external_only is not None
@@ -144,16 +144,19 @@ def _draw(figure: Any, curves: Mapping[str, Sequence[EvalPoint]]) -> None:
     for panel, (name, points) in zip(panels, swarm.items(), strict=True):
         seconds = [point.seconds for point in points]
         panel.plot(seconds, [point.local for point in points], label="local families")
-        if external := [
+        if external_curve := [
             (p.seconds, p.external_only) for p in points if p.external_only is not None
         ]:
-            panel.plot(*zip(*external, strict=True), "--", label="external-only families")
+            panel.plot(*zip(*external_curve, strict=True), "--", label="external-only families")
         if train := [(p.seconds, p.train) for p in points if p.train is not None]:
             label = "training prompts, all families"
             panel.plot(*zip(*train, strict=True), color="silver", linewidth=0.8, label=label)
-        if isolated:
+        if isolated_curve:
             panel.plot(
-                *zip(*isolated, strict=True), ":", color="grey", label="the same, isolated node"
+                *zip(*isolated_curve, strict=True),
+                ":",
+                color="grey",
+                label="the same, isolated node",
             )
         panel.set(title=name, xlabel="seconds", ylim=(0, 1))
         panel.grid(alpha=0.3)

@@ -59,38 +59,38 @@ async def run_demo(
     minutes = ground.minutes if minutes is None else minutes
     settings = load_settings({"sampling.engine": sampler})
     if sampler == "vllm":
-        here = this_machine(settings)
-        choose_engine(settings.sampling.engine, here.where.device, here.vllm)
+        machine = this_machine(settings)
+        choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
     console = Console()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with tempfile.TemporaryDirectory(prefix="swarm-node-demo-") as directory:
         swarm = _plan(Path(directory), nodes, sampler, ground)
-        started = time.monotonic()
-        with Live(console=console, refresh_per_second=2, transient=False) as live:
+        start = time.monotonic()
+        with Live(console=console, refresh_per_second=2, transient=False) as display:
             try:
-                await _start(swarm, live, stop)
-                await _watch(swarm, live, stop, minutes * 60, started)
-                interrupted = stop.is_set()
+                await _start(swarm, display, stop)
+                await _watch(swarm, display, stop, minutes * 60, start)
+                is_interrupted = stop.is_set()
                 stop.clear()
                 if any(node.snapshot and node.snapshot.evals for node in swarm):
                     caption = "measuring all nodes once more, Ctrl-C skips it"
-                    _show(live, _table(swarm, time.monotonic() - started, caption))
+                    _show(display, _table(swarm, time.monotonic() - start, caption))
                     await _final_eval(swarm, stop)
-                live.update(_table(swarm, time.monotonic() - started, "stopping the nodes"))
+                display.update(_table(swarm, time.monotonic() - start, "stopping the nodes"))
             finally:
                 await asyncio.gather(*(node.stop() for node in swarm))
-            live.update(_table(swarm, time.monotonic() - started, "done"))
+            display.update(_table(swarm, time.monotonic() - start, "done"))
     results = [result_of(node) for node in swarm if node.snapshot and node.snapshot.evals]
     if not results:
         console.print()
-        if interrupted:
+        if is_interrupted:
             console.print("stopped before the first measurement: nothing to report")
             return 130
         raise SwarmNodeError(f"no node was measured within {minutes:g} minutes: increase --minutes")
     curves = {node.name: node.snapshot.evals for node in swarm if node.snapshot is not None}
-    files = write_report(report, time.monotonic() - started, results, curves)
+    files = write_report(report, time.monotonic() - start, results, curves)
     console.print("", *summary(ground, results), sep="\n")
     for file in files:
         console.print(f"wrote {file}")
@@ -105,23 +105,23 @@ def _plan(directory: Path, nodes: int, sampler: str | None, ground: DemoTasks) -
         name, home = f"node {index + 1}", Home(directory / f"node-{index + 1}")
         swarm.append(DemoNode(name, home, ground.share(index, nodes), sampler, ground=ground))
     home = Home(directory / ISOLATED)
-    isolated = DemoNode(ISOLATED, home, ground.share(0, nodes), sampler, ground=ground)
+    isolated_node = DemoNode(ISOLATED, home, ground.share(0, nodes), sampler, ground=ground)
     now = time.time()
-    for node in (*swarm, isolated):
+    for node in (*swarm, isolated_node):
         node.home.create()
-    isolated.home.found_swarm(ISOLATED, now)
+    isolated_node.home.found_swarm(ISOLATED, now)
     make_swarm("demo", swarm, now)
-    return [*swarm, isolated]
+    return [*swarm, isolated_node]
 
 
-async def _start(swarm: list[DemoNode], live: Live, stop: asyncio.Event) -> None:
+async def _start(swarm: list[DemoNode], display: Live, stop: asyncio.Event) -> None:
     """Start all nodes at once, so that none learns before the others are there."""
     await asyncio.gather(*(node.start() for node in swarm))
-    _show(live, _table(swarm, 0.0, "starting"))
-    await _until_running(swarm, live, stop)
+    _show(display, _table(swarm, 0.0, "starting"))
+    await _until_running(swarm, display, stop)
 
 
-async def _until_running(nodes: list[DemoNode], live: Live, stop: asyncio.Event) -> None:
+async def _until_running(nodes: list[DemoNode], display: Live, stop: asyncio.Event) -> None:
     engines = {node.sampler or "torch" for node in nodes}
     deadline = time.monotonic() + max(_START_SECONDS[name] for name in engines)
     while not stop.is_set():
@@ -129,33 +129,33 @@ async def _until_running(nodes: list[DemoNode], live: Live, stop: asyncio.Event)
         if all(node.snapshot and node.snapshot.state == "running" for node in nodes):
             return
         if time.monotonic() > deadline:
-            slow = next(n for n in nodes if not n.snapshot or n.snapshot.state != "running")
-            raise SwarmNodeError(f"{slow.name} did not start in time:\n{slow.tail()}")
+            slow_node = next(n for n in nodes if not n.snapshot or n.snapshot.state != "running")
+            raise SwarmNodeError(f"{slow_node.name} did not start in time:\n{slow_node.tail()}")
         await _pause(stop)
 
 
 async def _watch(
-    swarm: list[DemoNode], live: Live, stop: asyncio.Event, seconds: float, started: float
+    swarm: list[DemoNode], display: Live, stop: asyncio.Event, seconds: float, start: float
 ) -> None:
-    told = time.monotonic()
-    deadline = told + seconds  # without the start, which takes an engine long
+    print_time = time.monotonic()
+    deadline = print_time + seconds  # without the start, which takes an engine long
     while not stop.is_set() and time.monotonic() < deadline:
         await asyncio.gather(*(node.poll() for node in swarm))
         left = max(0.0, deadline - time.monotonic())
-        table = _table(swarm, time.monotonic() - started, f"{left:.0f} s left, Ctrl-C ends")
-        if time.monotonic() < told:
-            live.update(table)
+        table = _table(swarm, time.monotonic() - start, f"{left:.0f} s left, Ctrl-C ends")
+        if time.monotonic() < print_time:
+            display.update(table)
         else:
-            told += _TOLD_SECONDS
-            _show(live, table)
+            print_time += _TOLD_SECONDS
+            _show(display, table)
         await _pause(stop)
 
 
-def _show(live: Live, table: Table) -> None:
+def _show(display: Live, table: Table) -> None:
     """Update the live table, and print it where that is not seen."""
-    live.update(table)
-    if not live.console.is_interactive:
-        live.console.print(table)
+    display.update(table)
+    if not display.console.is_interactive:
+        display.console.print(table)
 
 
 async def _final_eval(swarm: list[DemoNode], stop: asyncio.Event) -> None:
@@ -206,11 +206,13 @@ def _cells(node: DemoNode) -> list[str]:
     shot = node.snapshot
     if shot is None:
         return [f"{node.name} {'starting' if node.process else 'waiting'}", *[""] * 7]
-    first, *later = shot.evals or [_NO_EVAL]
-    last = later[-1] if later else _NO_EVAL
-    train = (later or [first])[-1].train
-    rejected = ", ".join(
-        f"{why} {count}" for why, count in sorted(shot.rejected.items()) if why != "unreachable"
+    first, *later_evals = shot.evals or [_NO_EVAL]
+    last = later_evals[-1] if later_evals else _NO_EVAL
+    train = (later_evals or [first])[-1].train
+    rejections = ", ".join(
+        f"{reason} {count}"
+        for reason, count in sorted(shot.rejected.items())
+        if reason != "unreachable"
     )
     return [
         node.name,
@@ -220,5 +222,5 @@ def _cells(node: DemoNode) -> list[str]:
         "-" if train is None else f"{train:.2f}",
         f"{shot.groups.trained_local} + {shot.groups.trained_external}",
         str(shot.groups.accepted),
-        rejected or "none",
+        rejections or "none",
     ]

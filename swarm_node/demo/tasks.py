@@ -59,13 +59,13 @@ GAMES = DemoTasks("games", games.create().families, "tiny-talk", ("environment.n
 def pretrained(model: str) -> DemoTasks:
     """Return the tasks of a demo of a pretrained `model`: small batches, because four nodes share
     the cores, and few measurements."""
-    small = ("sampling.max_concurrent_groups=4", "experience.local=2")
-    seldom = ("run.eval_seconds=150", "run.eval_tasks=8")
+    batch_settings = ("sampling.max_concurrent_groups=4", "experience.local=2")
+    eval_settings = ("run.eval_seconds=150", "run.eval_tasks=8")
     return DemoTasks(
         "drills",
         sorted(PRESETS["graded"]),
         model,
-        ("environment.options.preset=graded", *small, *seldom, "run.threads=1"),
+        ("environment.options.preset=graded", *batch_settings, *eval_settings, "run.threads=1"),
         minutes=15.0,
         levels=True,
     )

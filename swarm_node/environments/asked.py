@@ -6,14 +6,14 @@ Only such a text says whether a scorer reads what a model is told to write.
 from __future__ import annotations
 
 
-def written(answer: str, asked: str) -> str:
-    """The answer in the first form that the instruction `asked` names: within <answer></answer>,
+def written(answer: str, instruction: str) -> str:
+    """The answer in the first form that `instruction` names: within <answer></answer>,
     within \\boxed{}, or after "####". "" if it names none."""
-    if "<answer>" in asked:
+    if "<answer>" in instruction:
         return tagged(answer)
-    if "\\boxed" in asked:
+    if "\\boxed" in instruction:
         return f"\\boxed{{{answer}}}"
-    return f"#### {answer}" if "####" in asked else ""
+    return f"#### {answer}" if "####" in instruction else ""
 
 
 def tagged(answer: str) -> str:

@@ -71,12 +71,12 @@ class Dialogue(TaskMaker, Protocol):
     #: Most turns of the model, 2 to 16.
     turns: int
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        """The environment's next words after all that the model `said`, at most 1,024 characters;
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+        """The environment's next words after the model's `completions`, at most 1,024 characters;
         None once the dialogue is over. It is not asked after turn number `turns`."""
         ...
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
+    def judge(self, task: Task, completions: Sequence[str]) -> float:
         """A reward in [0, 1] for a dialogue that is over. May raise, which scores zero."""
         ...
 
@@ -88,12 +88,12 @@ def check_ref(environment: TaskMaker, ref: TaskRef) -> None:
             range.
     """
     if (ref.environment, ref.version) != (environment.name, environment.version):
-        same = ref.environment == environment.name
-        needed = release_needed(ref.version) if same else ""
+        is_same = ref.environment == environment.name
+        advice = release_needed(ref.version) if is_same else ""
         remedy = "give all nodes the same files, packages and options of the environment"
         raise UnknownTaskError(
             f"the task is for {ref.environment} {ref.version}, this node has {environment.name} "
-            f"{environment.version}: {needed or remedy}"
+            f"{environment.version}: {advice or remedy}"
         )
     if ref.family not in environment.families:
         raise UnknownTaskError(
@@ -110,10 +110,10 @@ def split_held_out(
     which a question is held out. If two questions differ, both parts have an item. Items of one
     question are in the same part. They stay there when more are added, except to a short list."""
     places = [position(question) for question in questions]
-    ordered = sorted(set(places))
+    positions = sorted(set(places))
     bound = bound_of(share)
-    if len(ordered) > 1:
-        bound = min(max(bound, ordered[0] + 1), ordered[-1])
+    if len(positions) > 1:
+        bound = min(max(bound, positions[0] + 1), positions[-1])
     pairs = list(zip(items, places, strict=True))
     training = [item for item, place in pairs if place >= bound]
     return training, [item for item, place in pairs if place < bound], bound

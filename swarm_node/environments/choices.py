@@ -70,18 +70,18 @@ def choices_of(row: Mapping[str, Any], name: str) -> Choices:
     Raises:
         ValueError: there are none, or they cannot be told apart.
     """
-    found, value, first = (name, look(row, name), 0) if name else _found(row)
+    field, value, first = (name, look(row, name), 0) if name else _found(row)
     if value is ABSENT:
         raise missing(row, "choices", name)
-    choices = _read(value, found)._replace(first=first)
-    if found in _APART:
+    choices = _read(value, field)._replace(first=first)
+    if field in _APART:
         choices = choices._replace(labels=())
     if not 2 <= len(choices.texts) <= MAX_CHOICES:
-        raise ValueError(f"{found!r} must be a list of 2 to {MAX_CHOICES} texts")
+        raise ValueError(f"{field!r} must be a list of 2 to {MAX_CHOICES} texts")
     if not all(text.strip() for text in choices.texts):
-        raise ValueError(f"every choice of {found!r} must be a text")
+        raise ValueError(f"every choice of {field!r} must be a text")
     if len({label.casefold() for label in choices.labels}) < len(choices.labels):
-        raise ValueError(f"two choices of {found!r} have one label")
+        raise ValueError(f"two choices of {field!r} have one label")
     return choices
 
 
@@ -96,68 +96,68 @@ def unshown_choices(row: Mapping[str, Any], name: str, question: str) -> Choices
     return None if all(text in question for text in choices.texts) else choices
 
 
-def points_at(given: Any, right: str, choices: Choices) -> bool:
-    """Check that a right answer, `given` as `right` is read, is a letter, a label or an index of a
+def points_at(answer: Any, right: str, choices: Choices) -> bool:
+    """Check that a right answer, `answer`, read as `right`, is a letter, a label or an index of a
     choice, and not its text: it says nothing to who does not see the choices."""
     if right.casefold() in (text.casefold() for text in choices.texts):
         return False
     # Digits in a text may count otherwise than a number, so both are looked at.
-    number = given if isinstance(given, int | Decimal) else right
+    number = answer if isinstance(answer, int | Decimal) else right
     return _index(number, choices) is not None or _index(right, choices) is not None
 
 
-def right_letter(given: Any, name: str, choices: Choices) -> str:
+def right_letter(answer: Any, name: str, choices: Choices) -> str:
     """The letter, from A on, of the choice that a row's answer means: by its label, its index from
     0, its text, its letter, or its index written as a text, the first of these that fits.
 
     Raises:
         ValueError: it means none of them.
     """
-    if isinstance(given, list) and len(given) == 1:
-        given = given[0]
-    if given is None:
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    if answer is None:
         raise null(name)
-    index = _index(given, choices) if isinstance(given, str | int | Decimal) else None
+    index = _index(answer, choices) if isinstance(answer, str | int | Decimal) else None
     if index is None:
         digits = f"; digits in quotes count from {choices.first}" if choices.first else ""
         raise ValueError(f"the answer is no letter, index (from 0) or text of a choice{digits}")
     return _LETTERS[index]
 
 
-def _index(given: str | int | Decimal, choices: Choices) -> int | None:
-    text = " ".join(plain_text(given, "answer").split())
+def _index(answer: str | int | Decimal, choices: Choices) -> int | None:
+    text = " ".join(plain_text(answer, "answer").split())
     labels = [label.casefold() for label in choices.labels]
     count = len(choices.texts)
-    bare = text.strip(" ().:").casefold()
-    if bare in labels:
-        return labels.index(bare)
+    key = text.strip(" ().:").casefold()
+    if key in labels:
+        return labels.index(key)
     # A float is an index too if it is whole: columns of tables are often floats.
-    if not isinstance(given, str | bool) and given == int(given) and 0 <= given < count:
-        return int(given)
-    texts = [" ".join(each.split()) for each in choices.texts]
-    if isinstance(given, bool):
-        fitting = (at for at, each in enumerate(texts) if each.casefold() in _WORDS[given])
-        return next(fitting, None)
-    for wanted in (text, _LABEL.sub("", text, count=1), marked(text) or text):
-        if wanted in texts:
-            return texts.index(wanted)
-    letter = _LETTERS.find(bare.upper()) if len(bare) == 1 else -1
+    if not isinstance(answer, str | bool) and answer == int(answer) and 0 <= answer < count:
+        return int(answer)
+    texts = [" ".join(choice.split()) for choice in choices.texts]
+    if isinstance(answer, bool):
+        indices = (at for at, choice in enumerate(texts) if choice.casefold() in _WORDS[answer])
+        return next(indices, None)
+    for candidate in (text, _LABEL.sub("", text, count=1), marked(text) or text):
+        if candidate in texts:
+            return texts.index(candidate)
+    letter = _LETTERS.find(key.upper()) if len(key) == 1 else -1
     if 0 <= letter < count:
         return letter
-    digits = re.fullmatch(r"[0-9]{1,2}", bare)
-    index = int(bare) - choices.first if digits else -1
+    digits = re.fullmatch(r"[0-9]{1,2}", key)
+    index = int(key) - choices.first if digits else -1
     return index if 0 <= index < count else None
 
 
 def _found(row: Mapping[str, Any]) -> tuple[str, Any, int]:
     """The choices that a row has by the names of public sets: the field, `ABSENT` or its value, and
     what a text of digits calls the first one."""
-    found, value = first_of(row, CHOICES)
+    field, value = first_of(row, CHOICES)
     if value is not ABSENT:
-        return found, value, 0
-    for found in CHOICES:  # the only ones that are objects
-        if (value := look(row, found)) is not ABSENT:
-            return found, value, 0
+        return field, value, 0
+    for field in CHOICES:  # the only ones that are objects
+        if (value := look(row, field)) is not ABSENT:
+            return field, value, 0
     value = look(row, _BESIDE_LABEL)
     if isinstance(value, list) and look(row, "label") is not ABSENT:
         return _BESIDE_LABEL, value, 0
@@ -174,7 +174,7 @@ def _found(row: Mapping[str, Any]) -> tuple[str, Any, int]:
 def _in_a_row(row: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """The fields of these names up to the first one that a row does not have."""
     values = ((name, look(row, name)) for name in names)
-    return dict(takewhile(lambda each: each[1] is not ABSENT, values))
+    return dict(takewhile(lambda pair: pair[1] is not ABSENT, values))
 
 
 def _read(value: Any, name: str) -> Choices:
@@ -191,11 +191,11 @@ def _read(value: Any, name: str) -> Choices:
         return Choices(_texts(list(value.values()), name), _texts(list(value), name))
     if not isinstance(value, list):
         raise ValueError(f"{name!r} must be a list of 2 to {MAX_CHOICES} texts")
-    if value and all(isinstance(each, dict) and "text" in each for each in value):
-        labels = [each[key] for each in value for key in ("label", "key") if key in each]
+    if value and all(isinstance(item, dict) and "text" in item for item in value):
+        labels = [item[key] for item in value for key in ("label", "key") if key in item]
         if labels and len(labels) != len(value):
             raise ValueError(f"every choice of {name!r} needs one label")
-        return Choices(_texts([each["text"] for each in value], name), _texts(labels, name))
+        return Choices(_texts([item["text"] for item in value], name), _texts(labels, name))
     return _unlabelled(_texts(value, name))
 
 
@@ -210,12 +210,12 @@ def _texts(values: Sequence[Any], name: str) -> tuple[str, ...]:
 
 def _unlabelled(texts: tuple[str, ...]) -> Choices:
     """Choices without the labels in their texts, if these count from A or 1 on in every one."""
-    found = [_LABEL.match(text) for text in texts]
-    labels = tuple(each[1].strip(" ).:") for each in found if each)
+    matches = [_LABEL.match(text) for text in texts]
+    labels = tuple(match[1].strip(" ).:") for match in matches if match)
     if not _in_order(labels, len(texts)) or any(map(_RATIO.fullmatch, texts)):
         return Choices(texts)
     return Choices(
-        tuple(t[each.end() :] for t, each in zip(texts, found, strict=True) if each), labels
+        tuple(t[match.end() :] for t, match in zip(texts, matches, strict=True) if match), labels
     )
 
 
@@ -225,31 +225,33 @@ def _in_order(labels: Sequence[str], count: int) -> bool:
     return len(labels) == count and list(labels) in orders
 
 
-def _counted(found: Sequence[re.Match[str]]) -> list[re.Match[str]]:
+def _counted(matches: Sequence[re.Match[str]]) -> list[re.Match[str]]:
     """The labels among some that count from the first one's form of A on. None of them if one of
     these letters stands there twice, because a choice may then begin at either."""
-    small, sign = found[0][1].islower(), found[0][2]
-    alike = [each for each in found if each[1].islower() == small and each[2] == sign]
-    taken: list[re.Match[str]] = []
-    for each in alike:
-        if len(taken) < MAX_CHOICES and each[1].upper() == _LETTERS[len(taken)]:
-            taken.append(each)
-    letters = [each[1] for each in alike]
-    return [] if any(letters.count(each[1]) > 1 for each in taken) else taken
+    is_lowercase, sign = matches[0][1].islower(), matches[0][2]
+    candidates = [
+        match for match in matches if match[1].islower() == is_lowercase and match[2] == sign
+    ]
+    labels: list[re.Match[str]] = []
+    for match in candidates:
+        if len(labels) < MAX_CHOICES and match[1].upper() == _LETTERS[len(labels)]:
+            labels.append(match)
+    letters = [match[1] for match in candidates]
+    return [] if any(letters.count(match[1]) > 1 for match in labels) else labels
 
 
 def _split(text: str, name: str) -> Choices:
     """The choices in one text: with labels A, B, C … before them, or one a line."""
-    found = list(_LABELS.finditer(text))
-    if found and not text[: found[0].start()].strip():
-        taken = _counted(found)
-        if len(taken) > 1:
-            ends = [each.start() for each in taken[1:]] + [len(text)]
+    matches = list(_LABELS.finditer(text))
+    if matches and not text[: matches[0].start()].strip():
+        labels = _counted(matches)
+        if len(labels) > 1:
+            ends = [label.start() for label in labels[1:]] + [len(text)]
             parts = [
-                text[each.end() : end].strip(_BETWEEN)
-                for each, end in zip(taken, ends, strict=True)
+                text[label.end() : end].strip(_BETWEEN)
+                for label, end in zip(labels, ends, strict=True)
             ]
-            return Choices(tuple(parts), tuple(each[1] for each in taken))
+            return Choices(tuple(parts), tuple(label[1] for label in labels))
     lines = tuple(line.strip() for line in text.splitlines() if line.strip())
     if len(lines) > 1:
         return _unlabelled(lines)

@@ -24,17 +24,17 @@ class Draws:
     """The random choices of one task, from the hash of its name: 256 bits, the same everywhere."""
 
     def __init__(self, family: str, seed: int) -> None:
-        named = f"swarm-node/drills/{family}/{seed}".encode()
-        self._left = int.from_bytes(hashlib.sha256(named).digest(), "big")
+        seed_bytes = f"swarm-node/drills/{family}/{seed}".encode()
+        self._left = int.from_bytes(hashlib.sha256(seed_bytes).digest(), "big")
 
     def below(self, bound: int) -> int:
         """An integer in [0, bound)."""
-        self._left, drawn = divmod(self._left, bound)
-        return drawn
+        self._left, remainder = divmod(self._left, bound)
+        return remainder
 
-    def within(self, least: int, most: int) -> int:
-        """An integer in [least, most]."""
-        return least + self.below(most - least + 1)
+    def within(self, low: int, high: int) -> int:
+        """An integer in [low, high]."""
+        return low + self.below(high - low + 1)
 
     def one_of(self, items: Sequence[_Item]) -> _Item:
         """One of `items`."""

@@ -50,13 +50,13 @@ Generator = Callable[[Draws, int], Exercise]
 
 
 def _addition(draws: Draws, length: int) -> Exercise:
-    one, other = draws.below(2 * 10**length), draws.below(2 * 10**length)
-    return Exercise(f"What is {one} + {other}?", str(one + other))
+    left, right = draws.below(2 * 10**length), draws.below(2 * 10**length)
+    return Exercise(f"What is {left} + {right}?", str(left + right))
 
 
 def _difference(draws: Draws, length: int) -> Exercise:
-    one, other = draws.below(2 * 10**length), draws.below(2 * 10**length)
-    return Exercise(f"How far apart are {one} and {other}?", str(abs(one - other)))
+    left, right = draws.below(2 * 10**length), draws.below(2 * 10**length)
+    return Exercise(f"How far apart are {left} and {right}?", str(abs(left - right)))
 
 
 def _largest(draws: Draws, length: int) -> Exercise:
@@ -70,9 +70,9 @@ def _sorting(draws: Draws, length: int) -> Exercise:
 
 
 def _digit_sums(draws: Draws, length: int) -> Exercise:
-    one, other = draws.digits(length), draws.digits(length)
-    sums = (str((int(a) + int(b)) % 10) for a, b in zip(one, other, strict=True))
-    return Exercise(f"Add {one} and {other} digit by digit without carrying.", "".join(sums))
+    left, right = draws.digits(length), draws.digits(length)
+    sums = (str((int(a) + int(b)) % 10) for a, b in zip(left, right, strict=True))
+    return Exercise(f"Add {left} and {right} digit by digit without carrying.", "".join(sums))
 
 
 def _reversal(draws: Draws, length: int) -> Exercise:
@@ -105,8 +105,8 @@ def _alphabet(draws: Draws, length: int) -> Exercise:
 
 def _removal(draws: Draws, length: int) -> Exercise:
     word = draws.word(length)
-    gone = word[draws.below(length)]
-    return Exercise(f"Leave out every {gone} of {word}.", word.replace(gone, ""))
+    letter = word[draws.below(length)]
+    return Exercise(f"Leave out every {letter} of {word}.", word.replace(letter, ""))
 
 
 def _doubling(draws: Draws, length: int) -> Exercise:
@@ -282,9 +282,9 @@ class _Drills:
         graded_levels: bool = False,
     ) -> None:
         self.families = tuple(sorted(lengths))
-        covered = [lengths, instruction, strict, *["graded", graded.SCHEME] * graded_levels]
-        canonical = json.dumps(covered, sort_keys=True, separators=(",", ":"))
-        self.version = f"{SCHEME}-{hashlib.sha256(canonical.encode()).hexdigest()[:12]}"
+        inputs = [lengths, instruction, strict, *["graded", graded.SCHEME] * graded_levels]
+        canonical_json = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
+        self.version = f"{SCHEME}-{hashlib.sha256(canonical_json.encode()).hexdigest()[:12]}"
         self._lengths = lengths
         self._graded = graded_levels
         self._suffix = f"\n\n{instruction}" if instruction else ""
@@ -298,8 +298,8 @@ class _Drills:
         length = draws.within(*self._lengths[ref.family])
         question, answer, _ = FAMILIES[ref.family](draws, length)
         if self._strict and ref.family in ENDINGS:
-            mark, wanted = ENDINGS[ref.family]
-            question, answer = question + wanted, answer + mark
+            mark, request = ENDINGS[ref.family]
+            question, answer = question + request, answer + mark
         return Task(ref, {"question": question, "answer": answer})
 
     def render(self, task: Task) -> str:
@@ -328,7 +328,7 @@ def _checked(families: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, in
     key = "environment.options.families"
     if not isinstance(families, Mapping) or not families:
         raise ConfigError(f"{key} must be a table of at least one family")
-    checked = {}
+    ranges = {}
     for family, lengths in families.items():
         if family not in FAMILIES:
             raise ConfigError(f"{key}.{family} is unknown", *instead(str(family), FAMILIES))
@@ -341,5 +341,5 @@ def _checked(families: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, in
             raise ConfigError(
                 f"{key}.{family}: give the least and the most length, within 1 and {MAX_LENGTH}"
             )
-        checked[family] = (lengths[0], lengths[1])
-    return checked
+        ranges[family] = (lengths[0], lengths[1])
+    return ranges

@@ -90,8 +90,8 @@ def _folded(names: tuple[str, ...]) -> Mapping[str, str]:
 @lru_cache(maxsize=256)
 def present(keys: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
     """Those of some `names` of fields whose first part a row with these `keys` may have."""
-    folded = _folded(keys)
-    return tuple(each for each in names if each.partition(".")[0].casefold() in folded)
+    folded_keys = _folded(keys)
+    return tuple(name for name in names if name.partition(".")[0].casefold() in folded_keys)
 
 
 def first_of(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
@@ -110,12 +110,16 @@ def missing(row: Mapping[str, Any], kind: str, name: str = "") -> ValueError:
     for key, value in row.items():
         inner = value if isinstance(value, dict) and value else {}
         names += [f"{key}.{part}" for part in inner] or [key]
-    shown = ", ".join(repr(each[:_SHOWN_CHARS])[1:-1] for each in names[:_SHOWN_FIELDS])
-    more = len(names) - _SHOWN_FIELDS
-    has = shown + (f" and {more} more" if more > 0 else "") if names else "no field"
-    what = f"no field {name!r}" if name else f"no {kind}"
+    listing = ", ".join(
+        repr(field_name[:_SHOWN_CHARS])[1:-1] for field_name in names[:_SHOWN_FIELDS]
+    )
+    hidden_count = len(names) - _SHOWN_FIELDS
+    has = (
+        listing + (f" and {hidden_count} more" if hidden_count > 0 else "") if names else "no field"
+    )
+    subject = f"no field {name!r}" if name else f"no {kind}"
     return ValueError(
-        f"{what}: the row has {has}. Name the right one with --{kind}-field, or as "
+        f"{subject}: the row has {has}. Name the right one with --{kind}-field, or as "
         f"environment.options.{kind}"
     )
 
@@ -126,17 +130,17 @@ def question_of(row: Mapping[str, Any], name: str) -> str:
     Raises:
         ValueError: there is none, or it is no text.
     """
-    found, value = (name, look(row, name)) if name else first_of(row, QUESTIONS)
+    field, value = (name, look(row, name)) if name else first_of(row, QUESTIONS)
     if value is ABSENT:
         raise missing(row, "question", name)
     if isinstance(value, list):  # messages, of which the user's is the question
         message = value[0] if len(value) == 1 and isinstance(value[0], dict) else {}
         value = message.get("content") if message.get("role") == "user" else value
     if value is None:
-        raise null(found)
+        raise null(field)
     if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"{found!r} must be a text, or one message of the user")
-    return value if name or found in _PROMPTS else " ".join([*_before(row, value), value])
+        raise ValueError(f"{field!r} must be a text, or one message of the user")
+    return value if name or field in _PROMPTS else " ".join([*_before(row, value), value])
 
 
 def _before(row: Mapping[str, Any], question: str) -> Iterator[str]:
@@ -166,17 +170,17 @@ def answer_of(row: Mapping[str, Any], name: str) -> tuple[str, Any]:
     Raises:
         ValueError: there is none.
     """
-    found, value = (name, look(row, name)) if name else first_of(row, _answers_in(row))
+    field, value = (name, look(row, name)) if name else first_of(row, _answers_in(row))
     if value is not ABSENT:
-        return found, value
-    found, value = ("", ABSENT) if name else first_of(row, SOLUTIONS)
+        return field, value
+    field, value = ("", ABSENT) if name else first_of(row, SOLUTIONS)
     if isinstance(value, str) and value.strip():
         if marked(value) is None:
             raise ValueError(
-                f"{found!r} marks no answer, with #### or \\boxed{{}}: if all of it is the "
-                f"answer, name it with --answer-field {found}, or as environment.options.answer"
+                f"{field!r} marks no answer, with #### or \\boxed{{}}: if all of it is the "
+                f"answer, name it with --answer-field {field}, or as environment.options.answer"
             )
-        return found, value
+        return field, value
     raise missing(row, "answer", name)
 
 
@@ -195,21 +199,21 @@ def right_text(row: Mapping[str, Any], name: str) -> str:
     Raises:
         ValueError: there is none, or it is none of these.
     """
-    found, value = answer_of(row, name)
+    field, value = answer_of(row, name)
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if value is None:
-        raise null(found)
+        raise null(field)
     if not isinstance(value, str | int | Decimal):
-        raise ValueError(f"{found!r} must be a text, a number, true or false")
-    text = plain_text(value, found)
+        raise ValueError(f"{field!r} must be a text, a number, true or false")
+    text = plain_text(value, field)
     in_text = marked(text)
     right = text.strip() if in_text is None else in_text
-    if not name and found == ANSWERS[0] and all(look(row, key) is not ABSENT for key in _WITH_UNIT):
+    if not name and field == ANSWERS[0] and all(look(row, key) is not ABSENT for key in _WITH_UNIT):
         with_unit = _UNIT.fullmatch(right)
         right = with_unit[1] if with_unit else right
     if not right:
-        raise ValueError(f"{found!r} is empty")
+        raise ValueError(f"{field!r} is empty")
     return right
 
 
@@ -236,11 +240,11 @@ def marked(text: str) -> str | None:
     """The answer that a worked solution marks: the line after its last "####" (GSM8K), else what
     its last \\boxed{} or \\fbox{} holds (MATH). A box after the mark counts before the line, and so
     does any after a heading, which else has the answer in its next line. None if it has neither."""
-    _, mark, after = text.rpartition(_MARK)
+    _, mark, tail = text.rpartition(_MARK)
     if not mark:
         return last_boxed(text)
-    lines = [line.strip() for line in after.splitlines() if line.strip()] or [""]
-    if (box := last_boxed(after)) is not None:
+    lines = [line.strip() for line in tail.splitlines() if line.strip()] or [""]
+    if (box := last_boxed(tail)) is not None:
         return box
     if not _HEADING.fullmatch(lines[0]):
         return lines[0]
@@ -250,12 +254,12 @@ def marked(text: str) -> str | None:
 def last_boxed(text: str) -> str | None:
     r"""What the last \boxed{} or \fbox{} of a text holds, with the braces within it; of "\boxed 5$"
     what stands before the next dollar sign or line. None if there is none, or it has no end."""
-    found = None
-    for found in _BOXED.finditer(text):  # noqa: B007 - the last one counts
+    match = None
+    for match in _BOXED.finditer(text):  # noqa: B007 - the last one counts
         pass
-    if found is None:
+    if match is None:
         return None
-    rest = text[found.end() :]
+    rest = text[match.end() :]
     if not rest.startswith("{"):
         return re.split(r"[$\n]", rest, maxsplit=1)[0].strip() or None
     depth = 0

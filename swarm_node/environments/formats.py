@@ -84,7 +84,7 @@ def refused_kind(data: bytes) -> Kind | None:
             return kind
     if b"\0" in head:
         return _with_nulls(head)
-    first, ended, _ = head.lstrip().partition(b"\n")
+    first, newline, _ = head.lstrip().partition(b"\n")
     if not first:
         return None if data.strip() else _EMPTY
     if first.startswith(b"<"):
@@ -92,44 +92,44 @@ def refused_kind(data: bytes) -> Kind | None:
     if first.startswith(b"["):
         return _ARRAY
     if first.startswith(b"{"):
-        return _SPREAD if ended and not first.rstrip().endswith(b"}") else None
+        return _SPREAD if newline and not first.rstrip().endswith(b"}") else None
     return _TABLE if b"," in first or b"\t" in first or b";" in first else None
 
 
 def _with_nulls(head: bytes) -> Kind:
     """The kind of a file with null bytes, which UTF-8 has none of in practice. In UTF-16 the high
     bytes of braces, quotes and letters are null, and so hardly any of the other bytes are."""
-    whole = head[: len(head) & ~3]
-    columns = [whole[place::4] for place in range(4)]
+    aligned_head = head[: len(head) & ~3]
+    columns = [aligned_head[place::4] for place in range(4)]
     empty = [bool(column) and not any(column) for column in columns]
     if empty in ([False, True, True, True], [True, True, True, False]):
         return _UTF_32
-    even, odd = head[::2].count(0), head[1::2].count(0)
-    if max(even, odd) < _LEAST_NULLS or max(even, odd) < 8 * min(even, odd):
+    evens, odds = head[::2].count(0), head[1::2].count(0)
+    if max(evens, odds) < _LEAST_NULLS or max(evens, odds) < 8 * min(evens, odds):
         return _BINARY
     # Without a mark iconv would guess the order of the bytes.
-    return _UTF_16BE if even > odd else _UTF_16LE
+    return _UTF_16BE if evens > odds else _UTF_16LE
 
 
-def plain(data: bytes, most: int) -> bytes:
+def plain(data: bytes, max_bytes: int) -> bytes:
     """The bytes of a file without compression by gzip and without UTF-8's mark, so that they are
     the same bytes for every member, however the file is kept.
 
     Raises:
-        OverflowError: more than `most` bytes come out of it; no more than that are ever held.
+        OverflowError: more than `max_bytes` bytes come out of it; no more than that are ever held.
         ValueError: it is damaged gzip.
     """
     if data.startswith(_GZIP):
-        data = _unpacked(data, most)
+        data = _unpacked(data, max_bytes)
     return data.removeprefix(_BOM)
 
 
-def _unpacked(data: bytes, most: int) -> bytes:
+def _unpacked(data: bytes, max_bytes: int) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-            found = file.read(most + 1)
+            contents = file.read(max_bytes + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise ValueError("it is damaged gzip, or its end is missing: fetch it again") from error
-    if len(found) > most:
+    if len(contents) > max_bytes:
         raise OverflowError
-    return found
+    return contents

@@ -72,14 +72,14 @@ class _Guess(NamedTuple):
     secret: int
 
     @classmethod
-    def drawn(cls, draws: Draws, least: int, most: int) -> _Guess:
-        three: list[int] = []
-        for taken in range(3):
-            number = draws.within(least, most - taken)
-            for other in three:  # ascending: each that was drawn before is passed over
-                number += number >= other
-            three = sorted([*three, number])
-        return cls(tuple(three), three[draws.below(3)])
+    def drawn(cls, draws: Draws, low: int, high: int) -> _Guess:
+        numbers: list[int] = []
+        for count in range(3):
+            number = draws.within(low, high - count)
+            for previous in numbers:  # ascending: each that was drawn before is passed over
+                number += number >= previous
+            numbers = sorted([*numbers, number])
+        return cls(tuple(numbers), numbers[draws.below(3)])
 
     @property
     def question(self) -> str:
@@ -96,13 +96,15 @@ class _Guess(NamedTuple):
         return "higher" if int(last) < self.secret else "lower"
 
     def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
-        told = [(int(said), reply) for said, reply in zip(texts[::2], texts[1::2], strict=True)]
-        heard = [
-            each
-            for each in self.three
-            if all(each > said if reply == "higher" else each < said for said, reply in told)
+        hints = [(int(guess), reply) for guess, reply in zip(texts[::2], texts[1::2], strict=True)]
+        candidates = [
+            number
+            for number in self.three
+            if all(
+                number > guess if reply == "higher" else number < guess for guess, reply in hints
+            )
         ]
-        return str(heard[draws.below(len(heard))]), str(self.three[draws.below(3)])
+        return str(candidates[draws.below(len(candidates))]), str(self.three[draws.below(3)])
 
 
 class _Calc(NamedTuple):
@@ -110,8 +112,8 @@ class _Calc(NamedTuple):
     factor: int
 
     @classmethod
-    def drawn(cls, draws: Draws, least: int, most: int) -> _Calc:
-        return cls(draws.within(least, most), draws.within(least, most))
+    def drawn(cls, draws: Draws, low: int, high: int) -> _Calc:
+        return cls(draws.within(low, high), draws.within(low, high))
 
     @property
     def _asked(self) -> str:
@@ -119,16 +121,16 @@ class _Calc(NamedTuple):
 
     @property
     def question(self) -> str:
-        asked = f"What is {self.left} times {self.factor}?"
-        return f"{asked} Say {self._asked} and I calculate it."
+        text = f"What is {self.left} times {self.factor}?"
+        return f"{text} Say {self._asked} and I calculate it."
 
     @property
     def right(self) -> str:
         return str(self.left * self.factor)
 
     def reply(self, last: str) -> str | None:
-        asked = _PRODUCT.fullmatch(last)
-        return None if asked is None else str(int(asked[1]) * int(asked[2]))
+        match = _PRODUCT.fullmatch(last)
+        return None if match is None else str(int(match[1]) * int(match[2]))
 
     def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
         left, right = draws.within(10, 99), draws.within(10, 99)
@@ -142,18 +144,18 @@ class _Weigh(NamedTuple):
     heavier: str
 
     @classmethod
-    def drawn(cls, draws: Draws, least: int, most: int) -> _Weigh:
+    def drawn(cls, draws: Draws, low: int, high: int) -> _Weigh:
         letters = string.ascii_lowercase
-        three = ""
+        items = ""
         for _ in range(3):
-            three += letters[draws.below(len(letters))]
-            letters = letters.replace(three[-1], "")
-        return cls(three, three[draws.below(3)])
+            items += letters[draws.below(len(letters))]
+            letters = letters.replace(items[-1], "")
+        return cls(items, items[draws.below(3)])
 
     @property
     def question(self) -> str:
-        asked = ":".join(self.three[:2])
-        return f"One of {', '.join(self.three)} is heavier. Say {asked} and I weigh these two."
+        pair = ":".join(self.three[:2])
+        return f"One of {', '.join(self.three)} is heavier. Say {pair} and I weigh these two."
 
     @property
     def right(self) -> str:
@@ -168,11 +170,11 @@ class _Weigh(NamedTuple):
         return "left is heavier" if pair[1] == self.heavier else "right is heavier"
 
     def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
-        one = draws.below(3)
+        index = draws.below(3)
         if texts:
-            return self.heavier, self.three[one]
-        other = self.three[(one + 1 + draws.below(2)) % 3]
-        return ":".join(self.three[:2]), f"{self.three[one]}:{other}"
+            return self.heavier, self.three[index]
+        partner = self.three[(index + 1 + draws.below(2)) % 3]
+        return ":".join(self.three[:2]), f"{self.three[index]}:{partner}"
 
 
 _DRAWN: Mapping[str, Callable[[Draws, int, int], _Game]] = {
@@ -198,20 +200,20 @@ class _Games:
     def derive(self, ref: TaskRef) -> Task:
         check_ref(self, ref)
         draws = Draws(f"games/{ref.family}", ref.seed)
-        least, most = 10 ** (self._digits - 1), 10**self._digits - 1
-        return Task(ref, _DRAWN[ref.family](draws, least, most))
+        low, high = 10 ** (self._digits - 1), 10**self._digits - 1
+        return Task(ref, _DRAWN[ref.family](draws, low, high))
 
     def render(self, task: Task) -> str:
         game: _Game = task.payload
         return game.question
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         game: _Game = task.payload
-        return game.reply(said[-1].strip())
+        return game.reply(completions[-1].strip())
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
+    def judge(self, task: Task, completions: Sequence[str]) -> float:
         game: _Game = task.payload
-        return float(said[-1].strip() == game.right)
+        return float(completions[-1].strip() == game.right)
 
 
 def corpus(seed: int, spoil: Spoil) -> Iterator[tuple[str, list[str]]]:
@@ -235,8 +237,8 @@ def _dialogue(games: _Games, task: Task, draws: Draws, spoil: Spoil) -> list[str
     game: _Game = task.payload
     texts: list[str] = []
     for turn in range(games.turns):
-        right, wrong = game.words(texts, draws)
-        texts.append(spoil(right, wrong, turn + 1 < games.turns))
+        right_text, wrong_text = game.words(texts, draws)
+        texts.append(spoil(right_text, wrong_text, turn + 1 < games.turns))
         reply = games.reply(task, texts[::2])
         if reply is None or turn + 1 == games.turns:
             break

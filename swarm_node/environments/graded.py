@@ -22,19 +22,21 @@ Level = Callable[[Draws], Exercise]
 Bounds = tuple[int, int]
 
 
-def _sum(draws: Draws, *each: Bounds) -> Exercise:
-    asked = " + ".join(str(draws.within(*bounds)) for bounds in each)
-    return Exercise(f"What is {asked}?", str(sum(map(int, asked.split(" + ")))), asked)
+def _sum(draws: Draws, *ranges: Bounds) -> Exercise:
+    expression = " + ".join(str(draws.within(*bounds)) for bounds in ranges)
+    return Exercise(
+        f"What is {expression}?", str(sum(map(int, expression.split(" + ")))), expression
+    )
 
 
-def _difference(draws: Draws, one: Bounds, other: Bounds) -> Exercise:
+def _difference(draws: Draws, first: Bounds, second: Bounds) -> Exercise:
     """Of two numbers the smaller one is subtracted."""
-    less, more = sorted((draws.within(*one), draws.within(*other)))
-    return Exercise(f"What is {more} - {less}?", str(more - less), f"{more} - {less}")
+    low, high = sorted((draws.within(*first), draws.within(*second)))
+    return Exercise(f"What is {high} - {low}?", str(high - low), f"{high} - {low}")
 
 
-def _product(draws: Draws, one: Bounds, other: Bounds) -> Exercise:
-    a, b = draws.within(*one), draws.within(*other)
+def _product(draws: Draws, first: Bounds, second: Bounds) -> Exercise:
+    a, b = draws.within(*first), draws.within(*second)
     return Exercise(f"What is {a} times {b}?", str(a * b), f"{a} * {b}")
 
 

@@ -104,7 +104,7 @@ class EnvironmentHost(Protocol):
         """
         ...
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
+    async def judge(self, ref: TaskRef, texts: Sequence[str], origin: Whose = "own") -> Judgement:
         """Derive the task and score the last MAX_JUDGED_CHARS of each of `texts`, at most
         MAX_TEXTS. An own text that ends its judge scores zero and counts as a fault. If peers'
         texts end their judge, or this node cannot run one, none of them is scored.
@@ -127,7 +127,7 @@ class EnvironmentHost(Protocol):
         ...
 
     async def replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
+        self, ref: TaskRef, dialogues: Sequence[Transcript], origin: Whose = "own"
     ) -> JudgedDialogues:
         """Derive the task and replay `dialogues` of it, at most MAX_TEXTS: what the environment
         replies to each turn, and the rewards of those that are over. Texts are cut as by `judge`.
@@ -187,7 +187,7 @@ class ProcessEnvironmentHost:
         """Process ids by the part of the process in the node, None if it does not run."""
         return {
             "environment": self._environment.pid,
-            **{f"judge_{whose}": judge.pid for whose, judge in self._judges.items()},
+            **{f"judge_{origin}": judge.pid for origin, judge in self._judges.items()},
         }
 
     @property
@@ -206,20 +206,20 @@ class ProcessEnvironmentHost:
 
     async def start(self) -> EnvironmentInfo:
         await self.close()
-        said = await self._environment.start()
-        self._said_seconds = said.score_seconds
+        message = await self._environment.start()
+        self._said_seconds = message.score_seconds
         await self._judges["own"].derive([], self._derive_seconds)
         sandbox = self._judges["own"].sandbox
-        for family in self._families or said.families:
-            if family in said.families and (why := await self._refusal(family)):
+        for family in self._families or message.families:
+            if family in message.families and (reason := await self._refusal(family)):
                 await self.close()
-                raise ConfigError(f"environment.options: {why}")
+                raise ConfigError(f"environment.options: {reason}")
         return EnvironmentInfo(
-            *(said.name, said.version, said.families, sandbox, said.notes),
-            turns=said.turns,
-            score_seconds=said.score_seconds,
-            sizes=said.sizes,
-            warnings=said.warnings,
+            *(message.name, message.version, message.families, sandbox, message.notes),
+            turns=message.turns,
+            score_seconds=message.score_seconds,
+            sizes=message.sizes,
+            warnings=message.warnings,
         )
 
     def _seconds(self, texts: int) -> float:
@@ -230,55 +230,55 @@ class ProcessEnvironmentHost:
     async def _refusal(self, family: str) -> str:
         try:
             return await self._judges["own"].check(family, self._derive_seconds)
-        except JudgeLostError as lost:
-            why = f"making its tasks ended their process ({lost.reason})"
-            return f"family {family}: {why}; leave it out"
+        except JudgeLostError as error:
+            reason = f"making its tasks ended their process ({error.reason})"
+            return f"family {family}: {reason}; leave it out"
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         async with self._turns["own"]:
             return list(await self._derived(self._judges["own"], [_plain(ref) for ref in refs]))
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
+    async def judge(self, ref: TaskRef, texts: Sequence[str], origin: Whose = "own") -> Judgement:
         check_count(texts)
-        cuts = [cut(text) for text in texts]
-        sent = [each for each in cuts if each is not None]
-        async with self._turns[whose]:
-            judge, began = self._judges[whose], SYSTEM_CLOCK.now()
-            if whose == "peers":
-                limits = Limits(self._derive_seconds, self._seconds(len(sent)))
-                asked = scoring(judge, sent)
-                scored = await PeersAttempts(judge, _plain(ref), asked, limits).score()
-                known = scored.given or [TextVerdict(0.0)] * len(sent)
+        parts = [cut(text) for text in texts]
+        sent_parts = [part for part in parts if part is not None]
+        async with self._turns[origin]:
+            judge, start_time = self._judges[origin], SYSTEM_CLOCK.now()
+            if origin == "peers":
+                limits = Limits(self._derive_seconds, self._seconds(len(sent_parts)))
+                request = scoring(judge, sent_parts)
+                result = await PeersAttempts(judge, _plain(ref), request, limits).score()
+                peer_verdicts = result.given or [TextVerdict(0.0)] * len(sent_parts)
                 return replace(
-                    judgement(scored.prompt, cuts, known),
-                    lost=scored.blamed,
-                    unjudged=scored.unjudged,
-                    seconds=scored.seconds,
+                    judgement(result.prompt, parts, peer_verdicts),
+                    lost=result.blamed,
+                    unjudged=result.unjudged,
+                    seconds=result.seconds,
                 )
             prompt = await self._prompt(judge, ref)
-            verdicts = await self._answered(judge, ref, judge.score, sent)
-            seconds = SYSTEM_CLOCK.now() - began
-        return replace(judgement(prompt, cuts, verdicts), seconds=seconds)
+            verdicts = await self._answered(judge, ref, judge.score, sent_parts)
+            seconds = SYSTEM_CLOCK.now() - start_time
+        return replace(judgement(prompt, parts, verdicts), seconds=seconds)
 
     async def judge_all(
         self, groups: Sequence[tuple[TaskRef, Sequence[str]]]
     ) -> Sequence[Judgement]:
         for _, texts in groups:
             check_count(texts)
-        cuts = [[cut(text) for text in texts] for _, texts in groups]
-        asked = []
-        for (ref, _), parts in zip(groups, cuts, strict=True):
-            sent = [each for each in parts if each is not None]
-            asked.append(GroupTexts(_plain(ref), sent, self._seconds(len(sent))))
+        group_parts = [[cut(text) for text in texts] for _, texts in groups]
+        requests = []
+        for (ref, _), parts in zip(groups, group_parts, strict=True):
+            sent_parts = [part for part in parts if part is not None]
+            requests.append(GroupTexts(_plain(ref), sent_parts, self._seconds(len(sent_parts))))
         async with self._turns["own"]:
-            began = SYSTEM_CLOCK.now()
-            scored = await self._together(asked)
-            seconds = (SYSTEM_CLOCK.now() - began) / max(len(groups), 1)
-        if scored is None:
+            start_time = SYSTEM_CLOCK.now()
+            results = await self._together(requests)
+            seconds = (SYSTEM_CLOCK.now() - start_time) / max(len(groups), 1)
+        if results is None:
             return [await self.judge(ref, texts) for ref, texts in groups]
         return [
             replace(judgement(prompt, parts, verdicts), seconds=seconds)
-            for (prompt, verdicts), parts in zip(scored, cuts, strict=True)
+            for (prompt, verdicts), parts in zip(results, group_parts, strict=True)
         ]
 
     async def _together(
@@ -296,26 +296,26 @@ class ProcessEnvironmentHost:
             return None
 
     async def replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
+        self, ref: TaskRef, dialogues: Sequence[Transcript], origin: Whose = "own"
     ) -> JudgedDialogues:
         check_count(dialogues)
-        cuts = [cut_transcript(each) for each in dialogues]
-        sent = [each for each in cuts if each is not None]
-        async with self._turns[whose]:
-            judge, began = self._judges[whose], SYSTEM_CLOCK.now()
-            if whose == "peers":
+        parts = [cut_transcript(transcript) for transcript in dialogues]
+        sent_parts = [transcript for transcript in parts if transcript is not None]
+        async with self._turns[origin]:
+            judge, start_time = self._judges[origin], SYSTEM_CLOCK.now()
+            if origin == "peers":
                 # Its author had as long for each turn, of dialogues that were not over before.
-                turns = max((len(each.texts) for each in sent), default=1)
-                limits = Limits(self._derive_seconds, self._seconds(len(sent)) * turns)
-                asked = replaying(judge, sent)
-                scored = await PeersAttempts(judge, _plain(ref), asked, limits).score()
-                found = replayed(cuts, scored.given) if scored.given else ()
-                why = scored.blamed, scored.unjudged
-                return JudgedDialogues(scored.prompt, found, *why, seconds=scored.seconds)
+                turns = max((len(transcript.texts) for transcript in sent_parts), default=1)
+                limits = Limits(self._derive_seconds, self._seconds(len(sent_parts)) * turns)
+                request = replaying(judge, sent_parts)
+                result = await PeersAttempts(judge, _plain(ref), request, limits).score()
+                replays = replayed(parts, result.given) if result.given else ()
+                reasons = result.blamed, result.unjudged
+                return JudgedDialogues(result.prompt, replays, *reasons, seconds=result.seconds)
             prompt = await self._prompt(judge, ref)
-            lines = await self._answered(judge, ref, judge.replay, sent)
-            seconds = SYSTEM_CLOCK.now() - began
-        return JudgedDialogues(prompt, replayed(cuts, lines), seconds=seconds)
+            lines = await self._answered(judge, ref, judge.replay, sent_parts)
+            seconds = SYSTEM_CLOCK.now() - start_time
+        return JudgedDialogues(prompt, replayed(parts, lines), seconds=seconds)
 
     async def score_answers(self, refs: Sequence[TaskRef]) -> AnswersScored:
         """Score the right answer of each of `refs`, in the form that its prompt asks for. One that
@@ -347,26 +347,26 @@ class ProcessEnvironmentHost:
     async def _prompt(self, judge: JudgeProcess, ref: TaskRef) -> str:
         try:
             (prompt,) = await self._derived(judge, [_plain(ref)])
-        except JudgeLostError as lost:
-            if lost.reason == "derive":
+        except JudgeLostError as error:
+            if error.reason == "derive":
                 raise SlowTaskError(
                     f"making the task {ref.family}/{ref.seed} took too long; leave that family out",
                     2 * self._derive_seconds,  # it was tried twice
-                ) from lost
-            if lost.reason not in SUSPECT:
+                ) from error
+            if error.reason not in SUSPECT:
                 raise
             raise UnknownTaskError(
-                f"making the task {ref.family}/{ref.seed} ended its process ({lost}); leave that "
+                f"making the task {ref.family}/{ref.seed} ended its process ({error}); leave that "
                 "family out"
-            ) from lost
+            ) from error
         return prompt
 
     async def _derived(self, judge: JudgeProcess, refs: Sequence[PlainRef]) -> tuple[str, ...]:
         for _ in range(OWN_TRIES - 1):
             try:
                 return await judge.derive(refs, self._derive_seconds)
-            except JudgeLostError as lost:
-                if lost.reason in SUSPECT:
+            except JudgeLostError as error:
+                if error.reason in SUSPECT:
                     break
         return await judge.derive(refs, self._derive_seconds)  # one end is no evidence
 
@@ -375,22 +375,22 @@ class ProcessEnvironmentHost:
         judge: JudgeProcess,
         ref: TaskRef,
         ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
-        sent: Sequence[_Sent],
+        items: Sequence[_Sent],
     ) -> Sequence[_Given | str]:
         """The judge's answers to own texts or dialogues, for the task derived last. They are sent
         together. If that ends the judge, they are sent one by one, and a text that ends it gets the
         reason in place of an answer."""
-        together = await self._asked(judge, ref, ask, sent, self._seconds(len(sent)))
-        if isinstance(together, list):
-            return together
-        return await self._asked_singly(judge, ref, ask, sent)
+        answers = await self._asked(judge, ref, ask, items, self._seconds(len(items)))
+        if isinstance(answers, list):
+            return answers
+        return await self._asked_singly(judge, ref, ask, items)
 
     async def _asked(
         self,
         judge: JudgeProcess,
         ref: TaskRef,
         ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
-        sent: Sequence[_Sent],
+        items: Sequence[_Sent],
         seconds: float,
     ) -> list[_Given] | Reason:
         """The judge's answers, or the reason why it was ended. A judge that somebody else killed
@@ -398,10 +398,10 @@ class ProcessEnvironmentHost:
         tries = 1
         while True:
             try:
-                return await ask(sent, seconds)
-            except JudgeLostError as lost:
-                if lost.reason in SUSPECT | WAITED or tries == OWN_TRIES:
-                    return lost.reason
+                return await ask(items, seconds)
+            except JudgeLostError as error:
+                if error.reason in SUSPECT | WAITED or tries == OWN_TRIES:
+                    return error.reason
             tries += 1
             await self._prompt(judge, ref)
 
@@ -410,24 +410,24 @@ class ProcessEnvironmentHost:
         judge: JudgeProcess,
         ref: TaskRef,
         ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
-        sent: Sequence[_Sent],
+        items: Sequence[_Sent],
     ) -> list[_Given | str]:
         """The judge's answer to each, or the reason why there is none."""
-        given: list[_Given | str] = []
+        answers: list[_Given | str] = []
         lost_judges = 0
-        for each in sent:
+        for item in items:
             if lost_judges == MAX_LOST_JUDGES:
-                given.append("abandoned")
+                answers.append("abandoned")
                 continue
             await self._prompt(judge, ref)
-            seconds = self._seconds(len(sent)) / len(sent)
-            asked = await self._asked(judge, ref, ask, [each], seconds)
-            if isinstance(asked, list):
-                given.extend(asked)
+            seconds = self._seconds(len(items)) / len(items)
+            result = await self._asked(judge, ref, ask, [item], seconds)
+            if isinstance(result, list):
+                answers.extend(result)
             else:
                 lost_judges += 1
-                given.append(asked)
-        return given
+                answers.append(result)
+        return answers
 
 
 class InlineEnvironmentHost:
@@ -442,8 +442,8 @@ class InlineEnvironmentHost:
     async def start(self) -> EnvironmentInfo:
         environment = self._environment
         for family in self._families or environment.families:
-            if family in environment.families and (why := environment.refusal(family)):
-                raise ConfigError(f"environment.options: {why}")
+            if family in environment.families and (reason := environment.refusal(family)):
+                raise ConfigError(f"environment.options: {reason}")
         return EnvironmentInfo(
             environment.name,
             environment.version,
@@ -455,12 +455,14 @@ class InlineEnvironmentHost:
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         return [derive_prompt(self._environment, ref)[1] for ref in refs]
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
+    async def judge(self, ref: TaskRef, texts: Sequence[str], origin: Whose = "own") -> Judgement:
         check_count(texts)
         task, prompt = derive_prompt(self._environment, ref)
-        cuts = [cut(text) for text in texts]
-        sent = [each for each in cuts if each is not None]
-        return judgement(prompt, cuts, [score_text(self._environment, task, each) for each in sent])
+        parts = [cut(text) for text in texts]
+        sent_parts = [part for part in parts if part is not None]
+        return judgement(
+            prompt, parts, [score_text(self._environment, task, part) for part in sent_parts]
+        )
 
     async def judge_all(
         self, groups: Sequence[tuple[TaskRef, Sequence[str]]]
@@ -468,16 +470,16 @@ class InlineEnvironmentHost:
         return [await self.judge(ref, texts) for ref, texts in groups]
 
     async def replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
+        self, ref: TaskRef, dialogues: Sequence[Transcript], origin: Whose = "own"
     ) -> JudgedDialogues:
         check_count(dialogues)
-        began = SYSTEM_CLOCK.now()
+        start_time = SYSTEM_CLOCK.now()
         task, prompt = derive_prompt(self._environment, ref)
-        cuts = [cut_transcript(each) for each in dialogues]
-        sent = [each for each in cuts if each is not None]
-        lines = [replay_dialogue(self._environment, task, each) for each in sent]
-        seconds = SYSTEM_CLOCK.now() - began
-        return JudgedDialogues(prompt, replayed(cuts, lines), seconds=seconds)
+        parts = [cut_transcript(transcript) for transcript in dialogues]
+        sent_parts = [transcript for transcript in parts if transcript is not None]
+        lines = [replay_dialogue(self._environment, task, transcript) for transcript in sent_parts]
+        seconds = SYSTEM_CLOCK.now() - start_time
+        return JudgedDialogues(prompt, replayed(parts, lines), seconds=seconds)
 
     async def close(self) -> None:
         return None

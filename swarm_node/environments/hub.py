@@ -62,51 +62,55 @@ def hub_rows(path: str, subset: str, split: str, revision: str) -> HubRows:
     Raises:
         ConfigError: one of them is malformed, or there are two revisions.
     """
-    repo, _, own = path.removeprefix(HUB).partition("@")
+    repo, _, path_revision = path.removeprefix(HUB).partition("@")
     if not _REPO.fullmatch(repo):
         raise refuse("path", f"{path[:200]!r}: name a data set as {HUB}OWNER/NAME")
-    if own and revision and own != revision:
-        raise refuse("revision", f"{revision!r} is not that of the path, {own!r}: give one")
+    if path_revision and revision and path_revision != revision:
+        raise refuse(
+            "revision", f"{revision!r} is not that of the path, {path_revision!r}: give one"
+        )
     for option, value, form in (
-        ("revision", own or revision or "main", _REVISION),
+        ("revision", path_revision or revision or "main", _REVISION),
         ("subset", subset, _SUBSET),
         ("split", split, _SPLIT),
     ):
         if not isinstance(value, str) or not form.fullmatch(value):
             raise refuse(option, f"{value!r} is none of a data set; see its page on the hub")
-    return HubRows(repo, own or revision, subset, split)
+    return HubRows(repo, path_revision or revision, subset, split)
 
 
-def fetch(wanted: HubRows) -> tuple[Source, str]:
+def fetch(dataset: HubRows) -> tuple[Source, str]:
     """Fetch the rows of a data set, as a program of its own, and say which commit they are of.
     That is part of what members compare.
 
     Raises:
         ConfigError: `datasets` is not installed, or the data set cannot be had; says why.
     """
-    told = f"{HUB}{wanted.repo}"
+    path = f"{HUB}{dataset.repo}"
     if find_spec("datasets") is None:
-        raise refuse("path", f"{told} needs the package datasets: run {extra_of('data')}, {_HAND}")
-    command = [sys.executable, "-m", __name__, str(os.getpid()), json.dumps(wanted)]
+        raise refuse("path", f"{path} needs the package datasets: run {extra_of('data')}, {_HAND}")
+    command = [sys.executable, "-m", __name__, str(os.getpid()), json.dumps(dataset)]
     try:
         # With room for the line of the commit.
-        done = bounded_run(command, _SECONDS, most=MAX_FILE_BYTES + 4096)
+        process = bounded_run(command, _SECONDS, max_bytes=MAX_FILE_BYTES + 4096)
     except (OSError, subprocess.SubprocessError) as error:
         raise refuse(
-            "path", f"{told}: {words_of(error)}: try again, which goes on where it stopped, {_HAND}"
+            "path", f"{path}: {words_of(error)}: try again, which goes on where it stopped, {_HAND}"
         ) from error
-    if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended the process"]
-        if said[-1].startswith("environment."):
-            raise ConfigError(said[-1])
-        raise refuse("path", f"{told}: package datasets failed ({said[-1][:300]}): {_HAND[3:]}")
-    commit, _, data = done.stdout.partition(b"\n")
+    if process.returncode:
+        lines = process.stderr.decode(errors="replace").strip().splitlines() or [
+            "it ended the process"
+        ]
+        if lines[-1].startswith("environment."):
+            raise ConfigError(lines[-1])
+        raise refuse("path", f"{path}: package datasets failed ({lines[-1][:300]}): {_HAND[3:]}")
+    commit, _, data = process.stdout.partition(b"\n")
     name = commit.decode("ascii", "replace")
     if not _COMMIT.fullmatch(name):
-        raise refuse("path", f"{told}: no commit was named, but {name[:40]!r}: {_HAND[3:]}")
-    family = wanted.repo.partition("/")[2]
-    pinned = f"{told}@{name} {wanted.subset} {wanted.split}\0"
-    return Source(family, f"{told}@{name[:12]}", data, pinned), name
+        raise refuse("path", f"{path}: no commit was named, but {name[:40]!r}: {_HAND[3:]}")
+    family = dataset.repo.partition("/")[2]
+    pin = f"{path}@{name} {dataset.subset} {dataset.split}\0"
+    return Source(family, f"{path}@{name[:12]}", data, pin), name
 
 
 def json_line(row: Mapping[str, Any]) -> bytes:
@@ -122,13 +126,13 @@ def _plain(value: Any) -> Any:
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     return {"type": type(value).__name__}
 
 
-def downloaded(wanted: HubRows) -> Path:
+def downloaded(dataset: HubRows) -> Path:
     """The files of a data set at one commit, whose name is that of the directory: those of an
     earlier start if they are all there, else fetched.
 
@@ -140,38 +144,38 @@ def downloaded(wanted: HubRows) -> Path:
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     disable_progress_bars()
-    given: dict[str, Any] = {"repo_type": "dataset", "allow_patterns": list(_FILES)}
-    revision = wanted.revision or "main"
-    told = f"{HUB}{wanted.repo}"
+    options: dict[str, Any] = {"repo_type": "dataset", "allow_patterns": list(_FILES)}
+    revision = dataset.revision or "main"
+    path = f"{HUB}{dataset.repo}"
     try:
         try:
-            listed = snapshot_download(wanted.repo, revision=revision, dry_run=True, **given)
+            files = snapshot_download(dataset.repo, revision=revision, dry_run=True, **options)
         except errors.DryRunError:  # no network: the cache may have it
-            listed = []
-        size = sum(file.file_size or 0 for file in listed)
+            files = []
+        size = sum(file.file_size or 0 for file in files)
         if size > MAX_FETCHED_BYTES:
             raise refuse(
                 "path",
-                f"{told} has {size / 1e9:.1f} GB, and {MAX_FETCHED_BYTES / 1e9:.1f} are the most: "
+                f"{path} has {size / 1e9:.1f} GB, and {MAX_FETCHED_BYTES / 1e9:.1f} are the most: "
                 f"{_HAND[3:]}",
             )
         # The revision may have moved on since.
-        commit = listed[0].commit_hash if listed else revision
-        return Path(snapshot_download(wanted.repo, revision=commit, **given))
+        commit = files[0].commit_hash if files else revision
+        return Path(snapshot_download(dataset.repo, revision=commit, **options))
     except errors.RepositoryNotFoundError as error:
         raise refuse(
             "path",
-            f"the hub has no data set {wanted.repo}, or a private one: check its name, or run "
+            f"the hub has no data set {dataset.repo}, or a private one: check its name, or run "
             "`hf auth login`",
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise refuse("revision", f"{wanted.repo} has no revision {revision!r}") from error
+        raise refuse("revision", f"{dataset.repo} has no revision {revision!r}") from error
     except (OSError, HTTPError, errors.HFValidationError) as error:
-        why = words_of(error).strip().partition("\n")[0][:200]
+        reason = words_of(error).strip().partition("\n")[0][:200]
         raise refuse(
             "path",
-            f"{told} cannot be fetched ({why}): try again, or run `hf download --repo-type dataset "
-            f"{wanted.repo}` first, which also takes proxies and tokens, {_HAND}",
+            f"{path} cannot be fetched ({reason}): try again, or run `hf download --repo-type "
+            f"dataset {dataset.repo}` first, which also takes proxies and tokens, {_HAND}",
         ) from error
 
 
@@ -187,33 +191,33 @@ def read(place: Path, subset: str, split: str) -> Iterator[bytes]:
     import datasets
 
     datasets.disable_progress_bars()
-    step, asked = "subset", subset
+    step, option = "subset", subset
     try:
         builder = datasets.load_dataset_builder(str(place), name=subset or None)
         _check_within(place, builder.config.data_files or {})
-        step, asked = "split", split
+        step, option = "split", split
         builder.download_and_prepare()
-        found = builder.as_dataset(split=split)
+        dataset = builder.as_dataset(split=split)
     except (datasets.exceptions.DatasetsError, ValueError, RuntimeError, OSError) as error:
         cause = error.__cause__ or error  # of files that cannot be read
-        why = " ".join(words_of(cause).split())[:300]
-        raise refuse(step, f"{asked!r} cannot be had: {why}") from error
-    if found.num_rows > MAX_ROWS:
-        few = f"{split.partition('[')[0]}[:{MAX_ROWS}]"
-        raise refuse("split", f"{split!r} has {found.num_rows} rows: take part of it, as {few}")
+        reason = " ".join(words_of(cause).split())[:300]
+        raise refuse(step, f"{option!r} cannot be had: {reason}") from error
+    if dataset.num_rows > MAX_ROWS:
+        part = f"{split.partition('[')[0]}[:{MAX_ROWS}]"
+        raise refuse("split", f"{split!r} has {dataset.num_rows} rows: take part of it, as {part}")
     # Pictures and sounds are decoded by packages that need not be there.
-    media = [name for name, kind in found.features.items() if hasattr(kind, "decode")]
-    for row in found.remove_columns(media):
+    media = [name for name, kind in dataset.features.items() if hasattr(kind, "decode")]
+    for row in dataset.remove_columns(media):
         yield json_line(row)
 
 
 def _check_within(place: Path, files: Mapping[str, Any]) -> None:
     """Raise if a data set names a file that is not its own: its page could name a file of this
     machine, or an address. Files of a cache are links, so paths count as they are written."""
-    own = os.path.realpath(place) + os.sep
-    for listed in files.values():
-        for file in listed:
-            if not os.path.normpath(str(file)).startswith(own):
+    root = os.path.realpath(place) + os.sep
+    for paths in files.values():
+        for file in paths:
+            if not os.path.normpath(str(file)).startswith(root):
                 raise ValueError(f"it names {str(file)[:120]!r}, which is not one of its files")
 
 
@@ -223,16 +227,16 @@ def main(parent: str, request: str) -> None:
     die_with_parent(int(parent))
     # A small file of a hub may unpack to any size.
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FETCHED_BYTES, MAX_FETCHED_BYTES))
-    wanted, left = HubRows(*json.loads(request)), MAX_FILE_BYTES
+    dataset, left = HubRows(*json.loads(request)), MAX_FILE_BYTES
     try:
-        place = downloaded(wanted)
+        place = downloaded(dataset)
         sys.stdout.buffer.write(f"{place.name}\n".encode())
-        for line in read(place, wanted.subset, wanted.split):
+        for line in read(place, dataset.subset, dataset.split):
             left -= len(line)
             if left < 0:
-                some = f"{wanted.split.partition('[')[0]}[:10%]"
+                part = f"{dataset.split.partition('[')[0]}[:10%]"
                 raise refuse(
-                    "split", f"more than {MAX_FILE_BYTES >> 20} MiB: take part of it, as {some}"
+                    "split", f"more than {MAX_FILE_BYTES >> 20} MiB: take part of it, as {part}"
                 )
             sys.stdout.buffer.write(line)
     except ConfigError as error:

@@ -101,7 +101,7 @@ def create(
         lambda row: _example(row, names, with_choices=scoring == "choice"),
         MAX_ROW_BYTES,
         held_out,
-        exact=True,
+        use_decimal=True,
         fetch=fetched,
     )
     if not commits and (subset or revision or split != "train"):
@@ -111,7 +111,7 @@ def create(
         load()
     options = [digests, scoring, template, held_out, *names, *["strict"] * strict]
     notes = tuple(_note(name, family, commits.get(name)) for name, family in families.items())
-    warnings = tuple(each for item in families.items() for each in _warnings(*item))
+    warnings = tuple(warning for item in families.items() for warning in _warnings(*item))
     version = _version(options, scoring)
     return _Jsonl(families, (notes, warnings), version, scoring, template, strict=strict)
 
@@ -124,7 +124,7 @@ class _Jsonl:
     def __init__(
         self,
         families: Mapping[str, Family[Example]],
-        said: tuple[tuple[str, ...], tuple[str, ...]],
+        messages: tuple[tuple[str, ...], tuple[str, ...]],
         version: str,
         scoring: str,
         template: str,
@@ -135,7 +135,7 @@ class _Jsonl:
         self.version = version
         self.held_out_bounds = {name: family.bound for name, family in families.items()}
         self.sizes = {name: family.size for name, family in families.items()}
-        self.notes, self.warnings = said
+        self.notes, self.warnings = messages
         self._rows = families
         self._score = _exact if scoring == "exact" else SCORERS[scoring]
         self._unmarked = UNMARKED.get(scoring)
@@ -177,8 +177,8 @@ class _Jsonl:
         content = last_tagged(text)
         if (text if content is None else content).split() == example.answer.split():
             return 1.0  # also where the right answer itself holds a mark of answers
-        answer, marked = final_answer(text)
-        parts = [answer] if marked or self._unmarked is None else self._unmarked(answer)
+        answer, is_marked = final_answer(text)
+        parts = [answer] if is_marked or self._unmarked is None else self._unmarked(answer)
         return max(self._score(part, example.answer, example.choices) for part in parts)
 
 
@@ -203,14 +203,16 @@ def _example(value: dict[str, Any], names: Fields, *, with_choices: bool) -> Exa
     question = question_of(value, names.question)
     if not with_choices:
         right = right_text(value, names.answer)
-        unshown = unshown_choices(value, names.choices, question)
-        if unshown is None:
+        hidden_choices = unshown_choices(value, names.choices, question)
+        if hidden_choices is None:
             return Example(question, right)
-        _, given = answer_of(value, names.answer)
-        return Example(question, right, unshown=True, pointing=points_at(given, right, unshown))
+        _, raw_answer = answer_of(value, names.answer)
+        return Example(
+            question, right, unshown=True, pointing=points_at(raw_answer, right, hidden_choices)
+        )
     choices = choices_of(value, names.choices)
-    field, given = answer_of(value, names.answer)
-    return Example(question, right_letter(given, field, choices), choices.texts)
+    field, raw_answer = answer_of(value, names.answer)
+    return Example(question, right_letter(raw_answer, field, choices), choices.texts)
 
 
 def _exact(answer: str, right: str, choices: Sequence[str]) -> float:
@@ -233,39 +235,39 @@ def _warnings(name: str, family: Family[Example]) -> Iterator[str]:
         ConfigError: most right answers say which choice is right, and no prompt shows choices.
     """
     rows = [*family.training, *family.held_out]
-    unshown, pointing = sum(row.unshown for row in rows), sum(row.pointing for row in rows)
-    if 2 * pointing > len(rows):
+    count, index_count = sum(row.unshown for row in rows), sum(row.pointing for row in rows)
+    if 2 * index_count > len(rows):
         raise refuse(
             "scoring",
-            f"{name}: {pointing:,} right answers are letters or indices of choices, which only "
+            f"{name}: {index_count:,} right answers are letters or indices of choices, which only "
             "environment.options.scoring=choice shows",
         )
-    if unshown:
+    if count:
         yield (
-            f"{name}: {unshown:,} rows have choices, which only environment.options.scoring=choice "
-            f"shows; {pointing:,} right answers are letters or indices of them"
+            f"{name}: {count:,} rows have choices, which only environment.options.scoring=choice "
+            f"shows; {index_count:,} right answers are letters or indices of them"
         )
     if family.repeated and (lines := _contradicting(family)):
-        shown = ", ".join(map(str, lines[:_SHOWN_LINES]))
+        line_numbers = ", ".join(map(str, lines[:_SHOWN_LINES]))
         yield (
             f"{name}: {len(lines):,} rows repeat a question with another right answer, such as "
-            f"line {shown}: mend them, or leave them out"
+            f"line {line_numbers}: mend them, or leave them out"
         )
 
 
 def _contradicting(family: Family[Example]) -> list[int]:
     """The lines whose question, with its choices, has another right answer in a row before."""
     first: dict[tuple[str, tuple[str, ...]], str] = {}
-    found = []
+    line_numbers = []
     lined = zip(
         (*family.lines[0], *family.lines[1]), (*family.training, *family.held_out), strict=True
     )
     for line, row in sorted(lined, key=itemgetter(0)):
         answer = " ".join(row.answer.casefold().split())
-        before = first.setdefault((canonical(row.question), row.choices), answer)
-        if answer != before and not same_number(answer, before):
-            found.append(line)
-    return found
+        first_answer = first.setdefault((canonical(row.question), row.choices), answer)
+        if answer != first_answer and not same_number(answer, first_answer):
+            line_numbers.append(line)
+    return line_numbers
 
 
 def _letter(index: int) -> str:

@@ -64,20 +64,20 @@ class JudgedDialogues:
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        return tuple(each.reward for each in self.dialogues)
+        return tuple(dialogue.reward for dialogue in self.dialogues)
 
     @property
     def replies(self) -> tuple[tuple[str, ...], ...]:
         """Replies in each dialogue."""
-        return tuple(each.replies for each in self.dialogues)
+        return tuple(dialogue.replies for dialogue in self.dialogues)
 
     @property
     def flaws(self) -> tuple[str, ...]:
         """For each dialogue the reason why no honest peer offers it: "short" if the model could say
         more, "ended" or "reply" as in `ReplayedDialogue.fault`. "" for a sound dialogue."""
         return tuple(
-            (each.fault if each.fault in _FLAWS else "") if each.over else "short"
-            for each in self.dialogues
+            (dialogue.fault if dialogue.fault in _FLAWS else "") if dialogue.over else "short"
+            for dialogue in self.dialogues
         )
 
 
@@ -98,50 +98,52 @@ def cut(text: str) -> str | None:
 
 def cut_transcript(transcript: Transcript) -> Transcript | None:
     """The judged part of a dialogue; None if no frame can carry one of its texts."""
-    cuts = [part for text in transcript.texts if (part := cut(text)) is not None]
-    return Transcript(cuts, transcript.cut) if len(cuts) == len(transcript.texts) else None
+    parts = [part for text in transcript.texts if (part := cut(text)) is not None]
+    return Transcript(parts, transcript.cut) if len(parts) == len(transcript.texts) else None
 
 
 def replayed(
-    cuts: Sequence[Transcript | None], lines: Sequence[ReplayedLine | str]
+    parts: Sequence[Transcript | None], lines: Sequence[ReplayedLine | str]
 ) -> tuple[ReplayedDialogue, ...]:
-    """All dialogues replayed. `cuts` are their judged parts. `lines` are the judge's words on the
+    """All dialogues replayed. `parts` are their judged parts. `lines` are the judge's words on the
     dialogues that were sent, or the reasons why it said nothing."""
-    sent = iter(lines)
-    found: list[ReplayedDialogue] = []
-    for each in cuts:
-        line = "unsendable" if each is None else next(sent)
+    results = iter(lines)
+    replays: list[ReplayedDialogue] = []
+    for part in parts:
+        line = "unsendable" if part is None else next(results)
         if isinstance(line, str):
-            found.append(ReplayedDialogue(fault=line))
+            replays.append(ReplayedDialogue(fault=line))
             continue
         verdict = line.verdict or TextVerdict(0.0)
-        ended = line.over and line.verdict is None
-        found.append(
+        lacks_verdict = line.over and line.verdict is None
+        replays.append(
             ReplayedDialogue(
                 tuple(line.replies),
                 line.over,
                 verdict.reward,
-                "ended" if ended else verdict.fault,
+                "ended" if lacks_verdict else verdict.fault,
                 verdict.raised,
             )
         )
-    return tuple(found)
+    return tuple(replays)
 
 
 def judgement(
-    prompt: str, cuts: Sequence[str | None], verdicts: Sequence[TextVerdict | str]
+    prompt: str, parts: Sequence[str | None], verdicts: Sequence[TextVerdict | str]
 ) -> Judgement:
-    """The judgement of all texts. `cuts` are their judged parts. `verdicts` are those on the texts
+    """The judgement of all texts. `parts` are their judged parts. `verdicts` are those on the texts
     that were sent, or the reasons why there are none."""
-    sent = iter(verdicts)
-    whole = ["unsendable" if each is None else next(sent) for each in cuts]
-    known = [TextVerdict(0.0) if isinstance(verdict, str) else verdict for verdict in whole]
-    faults = [verdict if isinstance(verdict, str) else verdict.fault for verdict in whole]
-    failed = [fault for fault in faults if fault]
+    results = iter(verdicts)
+    outcomes = ["unsendable" if part is None else next(results) for part in parts]
+    text_verdicts = [
+        TextVerdict(0.0) if isinstance(verdict, str) else verdict for verdict in outcomes
+    ]
+    faults = [verdict if isinstance(verdict, str) else verdict.fault for verdict in outcomes]
+    reasons = [fault for fault in faults if fault]
     return Judgement(
         prompt=prompt,
-        rewards=tuple(verdict.reward for verdict in known),
-        faults=len(failed),
-        fault_reason=next(iter(failed), ""),
-        raised=next((verdict.raised for verdict in known if verdict.raised), ""),
+        rewards=tuple(verdict.reward for verdict in text_verdicts),
+        faults=len(reasons),
+        fault_reason=next(iter(reasons), ""),
+        raised=next((verdict.raised for verdict in text_verdicts if verdict.raised), ""),
     )

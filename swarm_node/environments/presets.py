@@ -71,12 +71,12 @@ class Tried(NamedTuple):
 def environment_name(name: str, version: str) -> str:
     """An environment as people know it, with its preset in place of a digest. One of another
     release says so."""
-    own, space, release = described(version).partition(" ")
-    made, *asked = own.split("+")  # of a system prompt and examples
+    label, space, release = described(version).partition(" ")
+    digest, *suffixes = label.split("+")  # of a system prompt and examples
     module = _with_presets(name)
     if module is not None:
-        own = "+".join([module.preset_versions().get(made, made), *asked])
-    return f"{name} {own}{space}{release}"
+        label = "+".join([module.preset_versions().get(digest, digest), *suffixes])
+    return f"{name} {label}{space}{release}"
 
 
 def _with_presets(name: str) -> _Module | None:
@@ -99,22 +99,26 @@ def try_environment(name: str, options: Mapping[str, Any], *, asks: bool = False
         return Tried(name, _turns(name), name in _LISTS)
     command = [sys.executable, "-c", _TRIAL, name, msgspec.json.encode(options).decode()]
     try:
-        done = bounded_run(command, START_SECONDS, variables())
+        process = bounded_run(command, START_SECONDS, variables())
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(
             f"environment.name: {name!r} cannot be tried ({words_of(error)}): try again when this "
             "machine is less busy"
         ) from error
-    told = re.search(rb"^turns ([0-9]{1,2}) (lists|makes)$", done.stdout, re.MULTILINE)
-    if told is None:
-        said = done.stderr.decode(errors="replace").strip().splitlines() or ["it ended the process"]
-        if said[-1].startswith("environment."):
-            raise ConfigError(said[-1])
-        failed = "made" if b"imported\n" in done.stdout else "imported"
-        raise ConfigError(f"environment.name: {name!r} cannot be {failed} ({said[-1]}): mend it")
+    match = re.search(rb"^turns ([0-9]{1,2}) (lists|makes)$", process.stdout, re.MULTILINE)
+    if match is None:
+        lines = process.stderr.decode(errors="replace").strip().splitlines() or [
+            "it ended the process"
+        ]
+        if lines[-1].startswith("environment."):
+            raise ConfigError(lines[-1])
+        step = "made" if b"imported\n" in process.stdout else "imported"
+        raise ConfigError(f"environment.name: {name!r} cannot be {step} ({lines[-1]}): mend it")
     # Prompts that cannot be made are refused later, by the family.
-    longest = re.search(rb"^prompt ([0-9]{1,9})$", done.stdout, re.MULTILINE)
-    return Tried(name, int(told[1]), told[2] == b"lists", int(longest[1]) if longest else 0)
+    prompt_match = re.search(rb"^prompt ([0-9]{1,9})$", process.stdout, re.MULTILINE)
+    return Tried(
+        name, int(match[1]), match[2] == b"lists", int(prompt_match[1]) if prompt_match else 0
+    )
 
 
 def _turns(shipped: str) -> int:
@@ -125,13 +129,13 @@ def _turns(shipped: str) -> int:
     return TURNS
 
 
-def prompt_bytes(tried: Tried, options: Mapping[str, Any]) -> int:
-    """Return the UTF-8 bytes of the longest of some prompts of an environment that was `tried`, 0
+def prompt_bytes(trial: Tried, options: Mapping[str, Any]) -> int:
+    """Return the UTF-8 bytes of the longest of some prompts of an environment by its `trial`, 0
     if nobody knows. Generators that ship are asked here; `options` are those of the start, in which
     the model may have chosen a preset."""
-    if tried.prompt_bytes or tried.name not in _SHIPPED or tried.name in _LISTS:
-        return tried.prompt_bytes
-    return create_environment(tried.name, options).longest_prompt()
+    if trial.prompt_bytes or trial.name not in _SHIPPED or trial.name in _LISTS:
+        return trial.prompt_bytes
+    return create_environment(trial.name, options).longest_prompt()
 
 
 def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str]) -> None:
@@ -163,12 +167,12 @@ def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str])
     _check_families(preset, families, presets[preset])
 
 
-def _check_families(where: str, families: Sequence[str], known: Collection[str]) -> None:
+def _check_families(source: str, families: Sequence[str], known_families: Collection[str]) -> None:
     for family in families:
-        if family not in known:
+        if family not in known_families:
             raise ConfigError(
-                f"environment.families: {where} has no family {family!r}",
-                *instead(family, known, "use some of"),
+                f"environment.families: {source} has no family {family!r}",
+                *instead(family, known_families, "use some of"),
             )
 
 

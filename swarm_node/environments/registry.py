@@ -71,8 +71,10 @@ def factory_taking(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     try:
         inspect.signature(factory).bind(**_own(options))
     except TypeError as error:
-        known = ", ".join([*inspect.signature(factory).parameters, *Asking._fields])
-        raise ConfigError(f"environment.options for {name}: {error}; it takes: {known}") from error
+        option_names = ", ".join([*inspect.signature(factory).parameters, *Asking._fields])
+        raise ConfigError(
+            f"environment.options for {name}: {error}; it takes: {option_names}"
+        ) from error
     return factory
 
 

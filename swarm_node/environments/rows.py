@@ -101,9 +101,9 @@ class Family(Generic[_Row]):
         return text
 
 
-def refuse(option: str, what: str, *remedies: str) -> ConfigError:
+def refuse(option: str, problem: str, *remedies: str) -> ConfigError:
     """The error for a bad option of an environment."""
-    return ConfigError(f"environment.options.{option}: {what}", *remedies)
+    return ConfigError(f"environment.options.{option}: {problem}", *remedies)
 
 
 def read_families(
@@ -112,12 +112,12 @@ def read_families(
     row_bytes: int,
     share: float,
     *,
-    exact: bool = False,
+    use_decimal: bool = False,
     fetch: Fetch | None = None,
 ) -> tuple[dict[str, Family[_Row]], dict[str, str]]:
     """The rows of a file or several, each a family named after its file, and the sha256 of each.
     `parse` makes a row of a JSON object, and raises ValueError for a malformed one. It gets numbers
-    with a point or an exponent as `Decimal` if they have to be `exact`, else as `float`. `fetch` is
+    with a point or an exponent as `Decimal` with `use_decimal`, else as `float`. `fetch` is
     for data sets of a hub, where an environment takes them.
 
     Raises:
@@ -126,11 +126,11 @@ def read_families(
     """
     if not isinstance(share, float) or not 0 < share < 1:
         raise refuse("held_out", "a share above 0 and below 1, such as 0.1")
-    listed = [path] if isinstance(path, str) else path
-    if not isinstance(listed, Sequence) or not all(isinstance(item, str) for item in listed):
+    paths = [path] if isinstance(path, str) else path
+    if not isinstance(paths, Sequence) or not all(isinstance(item, str) for item in paths):
         raise refuse("path", "a file, or a list of files")
     families, digests = {}, {}
-    for item in listed:
+    for item in paths:
         source = _source(item, fetch)
         if not _FAMILY.fullmatch(source.family):
             raise refuse(
@@ -145,7 +145,7 @@ def read_families(
                 "family: rename one",
             )
         digests[source.family] = hashlib.sha256(source.pinned.encode() + source.data).hexdigest()
-        rows = list(_rows(source, parse, row_bytes, exact=exact))
+        rows = list(_rows(source, parse, row_bytes, use_decimal=use_decimal))
         families[source.family] = _split(source.place, rows, share)
     if not families:
         raise refuse("path", "name at least one file")
@@ -165,11 +165,11 @@ def number_text(value: int | Decimal) -> str:
     take more than thirty zeros in a row at an end it is 1e-40."""
     sign, digits, exponent = Decimal(value).as_tuple()
     assert isinstance(exponent, int), "parsing refuses what is not finite"
-    written = "".join(map(str, digits)).lstrip("0")
-    significant = written.rstrip("0")
+    numeral = "".join(map(str, digits)).lstrip("0")
+    significant = numeral.rstrip("0")
     if not significant:
         return "0"
-    exponent += len(written) - len(significant)
+    exponent += len(numeral) - len(significant)
     minus, point = "-" * sign, len(significant) + exponent
     if max(exponent, -point) > _MOST_ZEROS:
         fraction = f".{significant[1:]}" if len(significant) > 1 else ""
@@ -197,10 +197,10 @@ def same_number(answer: str, right: str) -> bool:
     """Check that `right` is a number in its canonical text, with or without commas between
     thousands, and that `answer` writes the same number in any way: 1e22, 18.0. A right answer such
     as 007 is a word, and equal to no number."""
-    wanted = number_of(right)
-    if wanted is None or number_text(wanted) != right.strip().replace(",", ""):
+    number = number_of(right)
+    if number is None or number_text(number) != right.strip().replace(",", ""):
         return False
-    return number_of(answer) == wanted
+    return number_of(answer) == number
 
 
 def _source(item: str, fetch: Fetch | None) -> Source:
@@ -234,7 +234,9 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _rows(source: Source, parse: Parse[_Row], row_bytes: int, *, exact: bool) -> _Numbered[_Row]:
+def _rows(
+    source: Source, parse: Parse[_Row], row_bytes: int, *, use_decimal: bool
+) -> _Numbered[_Row]:
     count = 0
     for number, line in enumerate(source.data.split(b"\n"), start=1):
         if not line.strip():
@@ -243,7 +245,7 @@ def _rows(source: Source, parse: Parse[_Row], row_bytes: int, *, exact: bool) ->
         if count > MAX_ROWS:
             raise refuse("path", f"{source.place} has more than {MAX_ROWS} rows: split it")
         try:
-            row = parse(_object(line, row_bytes, exact=exact))
+            row = parse(_object(line, row_bytes, use_decimal=use_decimal))
             check_text(row.question, "question")
         except ValueError as error:
             raise refuse("path", f"{source.place}, line {number}: {error}") from error
@@ -273,14 +275,14 @@ def check_template(template: object) -> str:
     return template
 
 
-def _object(line: bytes, most: int, *, exact: bool) -> dict[str, Any]:
+def _object(line: bytes, max_bytes: int, *, use_decimal: bool) -> dict[str, Any]:
     """The JSON object of a line.
 
     Raises:
         ValueError: the line is none, or too long.
     """
-    if len(line) > most:
-        raise ValueError(f"a row may have {most >> 10} KiB at most")
+    if len(line) > max_bytes:
+        raise ValueError(f"a row may have {max_bytes >> 10} KiB at most")
     try:
         text = line.decode()
     except UnicodeDecodeError as error:
@@ -289,7 +291,7 @@ def _object(line: bytes, most: int, *, exact: bool) -> dict[str, Any]:
             "`iconv -f LATIN1 -t UTF-8`"
         ) from error
     try:
-        value = (_EXACT if exact else _FLOATS).decode(text)
+        value = (_EXACT if use_decimal else _FLOATS).decode(text)
     except json.JSONDecodeError as error:
         raise ValueError(f"not JSON at character {error.pos + 1}: {error.msg}") from error
     except RecursionError as error:
@@ -329,12 +331,12 @@ def _float(literal: str) -> float:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """An object of JSON, in which each key stands once."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice[:_SHOWN_CHARS]!a} stands twice: leave one out")
-    return found
+        duplicate = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {duplicate[:_SHOWN_CHARS]!a} stands twice: leave one out")
+    return fields
 
 
 _EXACT: Final = json.JSONDecoder(
@@ -370,13 +372,13 @@ def _check_apart(families: Mapping[str, Family[_Row]]) -> None:
     other bounds."""
     if len({family.bound for family in families.values()}) == 1:
         return
-    trained = {canonical(r.question): name for name, f in families.items() for r in f.training}
+    index = {canonical(r.question): name for name, f in families.items() for r in f.training}
     for name, family in families.items():
         for row in family.held_out:
-            other = trained.get(canonical(row.question))
-            if other is not None:
+            match = index.get(canonical(row.question))
+            if match is not None:
                 raise refuse(
                     "path",
-                    f"the question {row.question[:60]!r} would train in {other} and be held out in "
+                    f"the question {row.question[:60]!r} would train in {match} and be held out in "
                     f"{name}: put these files together, or give both more questions",
                 )

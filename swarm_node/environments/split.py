@@ -74,10 +74,10 @@ def with_split(version: str) -> str:
 
 def described(version: str) -> str:
     """The environment's own part of a version, with the release of another split beside it."""
-    found = _SUFFIXED.fullmatch(version)
-    if found is None:
+    match = _SUFFIXED.fullmatch(version)
+    if match is None:
         return version
-    return found[1] if int(found[2]) == SPLIT else f"{found[1]}{_OF}{found[3]}"
+    return match[1] if int(match[2]) == SPLIT else f"{match[1]}{_OF}{match[3]}"
 
 
 def release_needed(version: str) -> str:
@@ -88,7 +88,7 @@ def release_needed(version: str) -> str:
 
 def release_remedy(text: str) -> str:
     """As `release_needed`, for a text that ends with the words of `described`."""
-    _, found, release = text.rpartition(_OF)
-    if found and _RELEASE.fullmatch(release):
+    _, separator, release = text.rpartition(_OF)
+    if separator and _RELEASE.fullmatch(release):
         return f"this node runs an older release and needs swarm-node {release} or newer"
     return ""

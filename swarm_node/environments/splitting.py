@@ -72,12 +72,12 @@ class Asking(NamedTuple):
             )
         return cls(system, examples)
 
-    def version(self, own: str) -> str:
-        """The version of an environment that is asked so, from its `own`."""
+    def version(self, base_version: str) -> str:
+        """The version of an environment that is asked so, from its `base_version`."""
         if self == _PLAIN:
-            return own
+            return base_version
         canonical_form = json.dumps(self).encode()
-        return f"{own}+{hashlib.sha256(canonical_form).hexdigest()[:8]}"
+        return f"{base_version}+{hashlib.sha256(canonical_form).hexdigest()[:8]}"
 
 
 _PLAIN: Final = Asking()
@@ -147,14 +147,14 @@ class SplitEnvironment:
         self._written: Callable[[Task], str | None] | None = getattr(inner, "written", self._answer)
         self._place: Callable[[Task], str] | None = getattr(inner, "place", None)
         bounds: Mapping[str, int] = getattr(inner, "held_out_bounds", {})
-        usual = bound_of(HELD_OUT_SHARE)
+        default_bound = bound_of(HELD_OUT_SHARE)
         self._solved = cache(self._draw_solved)
         self._settled: Recent[tuple[str, int], int] = Recent(_REMEMBERED)
-        self._bounds = {family: bounds.get(family, usual) for family in self.families}
+        self._bounds = {family: bounds.get(family, default_bound) for family in self.families}
 
     def derive(self, ref: TaskRef) -> Task:
         check_ref(self, ref)
-        drawn: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for seed in self._seeds(ref):
             task = self._made(ref.family, seed)
             question = self._question(task)
@@ -163,16 +163,16 @@ class SplitEnvironment:
                 if ref.held_out:
                     self._settled[ref.family, ref.seed] = seed
                 return SplitTask(ref, task.payload, task, prompt)
-            drawn[canonical(question)] += 1
-        raise UnknownTaskError(_refusal(ref.family, ref.held_out, 0, drawn))
+            counts[canonical(question)] += 1
+        raise UnknownTaskError(_refusal(ref.family, ref.held_out, 0, counts))
 
     def render(self, task: Task) -> str:
         prompt = self._asked(task)
         if not self.asking.examples:
             return prompt
-        own = canonical(self.question(task))
-        solved = [each for each in self._solved(task.ref.family) if each.question != own]
-        return few_shot(solved[: self.asking.examples], prompt)
+        key = canonical(self.question(task))
+        shots = [shot for shot in self._solved(task.ref.family) if shot.question != key]
+        return few_shot(shots[: self.asking.examples], prompt)
 
     def _asked(self, task: Task) -> str:
         """The prompt without examples."""
@@ -187,41 +187,41 @@ class SplitEnvironment:
         Raises:
             UnknownTaskError: the family has too few that differ and have a right answer.
         """
-        found: dict[str, Solved] = {}
+        shots: dict[str, Solved] = {}
         for index in range(MAX_DRAWS):
             seed = task_seed("example", family, index)
             task = self.derive(TaskRef(self.name, self.version, family, seed))
-            own, right = canonical(self.question(task)), self.written(task)
+            key, right = canonical(self.question(task)), self.written(task)
             if right is not None:
-                found.setdefault(own, Solved(own, self._asked(task), right))
-            if len(found) > self.asking.examples:
-                return tuple(found.values())
+                shots.setdefault(key, Solved(key, self._asked(task), right))
+            if len(shots) > self.asking.examples:
+                return tuple(shots.values())
         raise UnknownTaskError(
-            f"family {family}: {len(found)} questions for training have a right answer, and "
+            f"family {family}: {len(shots)} questions for training have a right answer, and "
             f"{self.asking.examples} examples need one more: lower environment.options.examples"
         )
 
     def longest_prompt(self) -> int:
         """Return the UTF-8 bytes of the longest of some prompts for training."""
-        until, longest = SYSTEM_CLOCK.now() + _CHECK_SECONDS, 0
+        deadline, max_bytes = SYSTEM_CLOCK.now() + _CHECK_SECONDS, 0
         for ref in some_tasks(self.name, self.version, self.families):
-            longest = max(longest, len(self.render(self.derive(ref)).encode(errors="replace")))
-            if SYSTEM_CLOCK.now() > until:
+            max_bytes = max(max_bytes, len(self.render(self.derive(ref)).encode(errors="replace")))
+            if SYSTEM_CLOCK.now() > deadline:
                 break
-        return longest
+        return max_bytes
 
     def score(self, task: Task, text: str) -> float:
         return self._score(_inner(task), text)
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """See `Dialogue`. An answer to one question has none."""
-        return None if self._talk is None else self._talk.reply(_inner(task), said)
+        return None if self._talk is None else self._talk.reply(_inner(task), completions)
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
+    def judge(self, task: Task, completions: Sequence[str]) -> float:
         """See `Dialogue`. An answer to one question is scored."""
         if self._talk is None:
-            return self._score(_inner(task), said[-1])
-        return self._talk.judge(_inner(task), said)
+            return self._score(_inner(task), completions[-1])
+        return self._talk.judge(_inner(task), completions)
 
     def question(self, task: Task) -> str:
         """The text that decides the side of a task."""
@@ -258,23 +258,23 @@ class SplitEnvironment:
     def refusal(self, family: str, now: Callable[[], float] = SYSTEM_CLOCK.now) -> str:
         """Draw tasks until both sides have shown enough. Returns the reason why training and
         held-out questions of a family cannot be kept apart within MAX_DRAWS, "" if they can."""
-        until = now() + _CHECK_SECONDS
+        deadline = now() + _CHECK_SECONDS
         for held_out, hashed in ((False, task_seed), (True, held_out_seed)):
-            drawn: Counter[str] = Counter()
-            found, failed = 0, ""
+            counts: Counter[str] = Counter()
+            hits, failure = 0, ""
             for index in range(MAX_DRAWS):
-                late = now() > until and (found or index >= _LATE_DRAWS)
-                if found >= _ENOUGH or late:
+                is_late = now() > deadline and (hits or index >= _LATE_DRAWS)
+                if hits >= _ENOUGH or is_late:
                     break
                 try:
                     question = self._question(self._made(family, hashed("split", family, index)))
                 except Exception as error:  # noqa: BLE001 - foreign code may raise anything
-                    failed = failed or f"; one failed ({type(error).__name__}: {error})"
+                    failure = failure or f"; one failed ({type(error).__name__}: {error})"
                     continue
-                drawn[canonical(question)] += 1
-                found += self._held_out(family, question) == held_out
-            if found < _ENOUGH and (not found or index == MAX_DRAWS - 1):
-                return _refusal(family, held_out, found, drawn) + failed + _REMEDY
+                counts[canonical(question)] += 1
+                hits += self._held_out(family, question) == held_out
+            if hits < _ENOUGH and (not hits or index == MAX_DRAWS - 1):
+                return _refusal(family, held_out, hits, counts) + failure + _REMEDY
         if self.asking.examples:
             try:
                 self._solved(family)
@@ -287,9 +287,9 @@ class SplitEnvironment:
         return self._talk.judge(inner, (text,))
 
     def _seeds(self, ref: TaskRef) -> Iterator[int]:
-        settled = self._settled.get((ref.family, ref.seed))
-        if settled is not None:
-            yield settled
+        cached_seed = self._settled.get((ref.family, ref.seed))
+        if cached_seed is not None:
+            yield cached_seed
         yield ref.seed
         for draw in range(1, MAX_DRAWS + 1):
             yield next_seed(ref, draw)
@@ -314,7 +314,7 @@ class Solved(NamedTuple):
 def few_shot(examples: Sequence[Solved], prompt: str) -> str:
     """A prompt after solved ones, in the form in which base models are asked: the codec puts
     "Question: " before such a text and "Answer:" after it where a model has no chat template."""
-    texts = [f"{each.prompt}\nAnswer: {each.answer}" for each in examples]
+    texts = [f"{example.prompt}\nAnswer: {example.answer}" for example in examples]
     return "\n\nQuestion: ".join([*texts, prompt])
 
 
@@ -328,29 +328,28 @@ def _talks(inner: object) -> bool:
     Raises:
         ConfigError: `inner` is neither.
     """
-    found = [name for name in _TALKED if hasattr(inner, name)]
-    needed = (*_NEEDED, *(_TALKED if found else _ANSWERED))
-    missing = [name for name in needed if not hasattr(inner, name)]
-    if missing and found and all(hasattr(inner, name) for name in _ANSWERED):
+    names = [name for name in _TALKED if hasattr(inner, name)]
+    required_names = (*_NEEDED, *(_TALKED if names else _ANSWERED))
+    gaps = [name for name in required_names if not hasattr(inner, name)]
+    if gaps and names and all(hasattr(inner, name) for name in _ANSWERED):
         raise ConfigError(
             f"environment.name: what its function returns has 'score', for one answer, and "
-            f"{found[0]!r}, for a dialogue, which needs {missing[0]!r} too: give {found[0]!r} "
+            f"{names[0]!r}, for a dialogue, which needs {gaps[0]!r} too: give {names[0]!r} "
             "another name, or make it a dialogue"
         )
-    if missing:
+    if gaps:
         raise ConfigError(
-            f"environment.name: what its function returns is no environment: it has no "
-            f"{missing[0]!r}"
+            f"environment.name: what its function returns is no environment: it has no {gaps[0]!r}"
         )
-    return bool(found)
+    return bool(names)
 
 
-def different(drawn: Counter[str]) -> int:
+def different(counts: Counter[str]) -> int:
     """Estimate the number of different texts that a generator has, by those that were drawn once
     and twice (Chao's estimate). It is at least the number of different texts that were drawn."""
-    times = Counter(drawn.values())
-    once, twice = times[1], times[2]
-    return len(drawn) + once * (once - 1) // (2 * (twice + 1))
+    times = Counter(counts.values())
+    singletons, doubletons = times[1], times[2]
+    return len(counts) + singletons * (singletons - 1) // (2 * (doubletons + 1))
 
 
 def _inner(task: Task) -> Task:
@@ -359,9 +358,9 @@ def _inner(task: Task) -> Task:
     return task.inner
 
 
-def _refusal(family: str, held_out: bool, found: int, drawn: Counter[str]) -> str:
+def _refusal(family: str, held_out: bool, hits: int, counts: Counter[str]) -> str:
     side = "held-out" if held_out else "training"
     return (
-        f"family {family}: {found} of {drawn.total()} draws have a text of the {side} part; it has "
-        f"about {different(drawn)} different questions"
+        f"family {family}: {hits} of {counts.total()} draws have a text of the {side} part; it has "
+        f"about {different(counts)} different questions"
     )

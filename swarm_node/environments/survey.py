@@ -54,24 +54,24 @@ def survey(
     """Draw `draws` tasks of a family, or as many as `seconds` allow, and count them."""
     sides: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     answers: Counter[str] = Counter()
-    until, drawn = now() + seconds, 0
-    while drawn < draws and (not drawn or now() < until):
-        held_out = drawn % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
-        seed = (held_out_seed if held_out else task_seed)("survey", family, drawn)
+    deadline, count = now() + seconds, 0
+    while count < draws and (not count or now() < deadline):
+        held_out = count % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+        seed = (held_out_seed if held_out else task_seed)("survey", family, count)
         task = environment.derive(TaskRef(environment.name, environment.version, family, seed))
         sides[held_out][canonical(environment.question(task))] += 1
         right = environment.written(task)
         if right is not None and _sendable(right):
             answers[right] += 1
-        drawn += 1
-    every = sides[0] + sides[1]
+        count += 1
+    totals = sides[0] + sides[1]
     return Survey(
-        drawn=drawn,
-        different=len(every),
-        about=different(every),
+        drawn=count,
+        different=len(totals),
+        about=different(totals),
         shared=len(sides[0].keys() & sides[1].keys()),
         answers=tuple(answer for answer, _ in answers.most_common(MAX_ANSWERS)),
-        cut=drawn < draws,
+        cut=count < draws,
     )
 
 

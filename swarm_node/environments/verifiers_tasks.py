@@ -142,7 +142,7 @@ def _needs(task: Any, taskset: Any) -> str:
         "a user who speaks first": not task.data.prompt_text,
         "a reward": not task.hooks("reward"),
     }
-    return ", ".join(name for name, needed in reasons.items() if needed)
+    return ", ".join(name for name, is_needed in reasons.items() if is_needed)
 
 
 def _required(function: Any, name: str) -> bool:
@@ -154,6 +154,6 @@ def _version(taskset: str, tasks: Sequence[Any], held_out: float) -> str:
     """A version that covers every task and the module that scores it."""
     module = inspect.getmodule(type(tasks[0]))
     source = inspect.getsource(module) if module is not None else ""
-    covered = [taskset, held_out, source, [task.hash for task in tasks], str(tasks[0].config)]
-    digest = hashlib.sha256(json.dumps(covered).encode()).hexdigest()[:24]
+    inputs = [taskset, held_out, source, [task.hash for task in tasks], str(tasks[0].config)]
+    digest = hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:24]
     return f"{importlib.metadata.version('verifiers')}-{SCHEME}-{digest}"

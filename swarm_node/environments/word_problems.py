@@ -364,11 +364,11 @@ def word_problem(draws: Draws, level: int) -> Exercise:
 def filled(draws: Draws, template: Template) -> Exercise:
     """A template with people, things and numbers."""
     numbers: dict[str, int] = {}
-    for each in template.numbers.split():
-        name, _, rule = each.partition("=")
-        least, _, most = rule.partition("..")
-        low = value(least, numbers)
-        numbers[name] = draws.within(low, value(most, numbers)) if most else low
+    for definition in template.numbers.split():
+        name, _, rule = definition.partition("=")
+        low_text, _, high_text = rule.partition("..")
+        low = value(low_text, numbers)
+        numbers[name] = draws.within(low, value(high_text, numbers)) if high_text else low
     words = {**_words(draws), **{name: f"{number:,}" for name, number in numbers.items()}}
     question = re.sub(r"\{(\w+)\}", lambda slot: words[slot[1]], template.text)
     expression = re.sub(r"[a-z]", lambda name: str(numbers[name[0]]), template.answer)
@@ -408,16 +408,16 @@ def _computed(node: ast.expr, numbers: Mapping[str, int]) -> int:
         case ast.Name(id=name):
             return numbers[name]
         case ast.BinOp(left=left, op=operator, right=right):
-            one, other = _computed(left, numbers), _computed(right, numbers)
+            left_operand, right_operand = _computed(left, numbers), _computed(right, numbers)
             match operator:
                 case ast.Add():
-                    return one + other
+                    return left_operand + right_operand
                 case ast.Sub():
-                    return one - other
+                    return left_operand - right_operand
                 case ast.Mult():
-                    return one * other
+                    return left_operand * right_operand
                 case ast.FloorDiv():
-                    return one // other
-                case ast.Div() if one % other == 0:
-                    return one // other
+                    return left_operand // right_operand
+                case ast.Div() if left_operand % right_operand == 0:
+                    return left_operand // right_operand
     raise ValueError(f"{ast.unparse(node)} has no integer value for {dict(numbers)}")

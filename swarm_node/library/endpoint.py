@@ -69,8 +69,8 @@ def read_key(file: Path) -> str:
         ConfigError: the file cannot be read.
     """
     try:
-        with open_regular(file) as opened:
-            data = opened.read(_MAX_KEY_FILE)
+        with open_regular(file) as key_file:
+            data = key_file.read(_MAX_KEY_FILE)
     except OSError as error:
         raise ConfigError(f"cannot read the API key in {file}: {reason_of(error)}") from error
     return data.decode("ascii", "replace").strip()
@@ -120,8 +120,8 @@ def _guard(at: Endpoint, key: str) -> Middleware:
         request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         # Elsewhere this machine has names that only its owner knows; there the key alone counts.
-        named = request.host.rpartition(":")[0].strip("[]") == at.host
-        if at.is_loopback and not named and not is_local(request.host):
+        matches_host = request.host.rpartition(":")[0].strip("[]") == at.host
+        if at.is_loopback and not matches_host and not is_local(request.host):
             raise web.HTTPForbidden(text="wrong Host header")
         if not is_one_of(bearer(request.headers.get("Authorization", "")), [key]):
             body = error_of("missing or wrong API key", code="invalid_api_key")

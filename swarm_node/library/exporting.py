@@ -68,14 +68,14 @@ def export(
     public = _public_base(base, model_dir)
     state = newest_state(Home(settings.home).checkpoints, model_dir)
     was = quantised(model_dir)
-    named = str(public) if public else _cell(was.file if was else model_dir.name)
-    suited = for_model(settings, ModelConfig.from_directory(model_dir))
-    recipe = {key: value_of(suited, key) for key in _RECIPE}
-    if suited is not settings and "local" not in settings.experience.model_fields_set:
+    base_name = str(public) if public else _cell(was.file if was else model_dir.name)
+    model_settings = for_model(settings, ModelConfig.from_directory(model_dir))
+    recipe = {key: value_of(model_settings, key) for key in _RECIPE}
+    if model_settings is not settings and "local" not in settings.experience.model_fields_set:
         del recipe["experience.local"]  # by default the device that trained decided it
     card = model_card(
         form,
-        named,
+        base_name,
         public and public.repo,
         state.version,
         state.model,
@@ -94,17 +94,21 @@ def _public_base(name: str | None, model_dir: Path) -> HubModel | None:
     Raises:
         ModelError: `name` is no name of the hub.
     """
-    known = origin(model_dir)
+    cached_model = origin(model_dir)
     if name is None:
-        return known
-    given = hub_model(name)
-    if given is None:
+        return cached_model
+    named_model = hub_model(name)
+    if named_model is None:
         raise ModelError(
             f"--base takes OWNER/NAME of the hub, or OWNER/NAME@REVISION, not {name!r}",
             "leave it out for a base that is in no repository",
         )
-    same = known is not None and known.repo == given.repo and given.revision == "main"
-    return known if same else given
+    is_same = (
+        cached_model is not None
+        and cached_model.repo == named_model.repo
+        and named_model.revision == "main"
+    )
+    return cached_model if is_same else named_model
 
 
 def model_card(
@@ -132,19 +136,19 @@ def model_card(
         "tags: [swarm-node, reinforcement-learning, grpo]",
         "---",
     ]
-    what = "A LoRA adapter for" if form == "peft" else "A model trained from"
+    opening = "A LoRA adapter for" if form == "peft" else "A model trained from"
     facts = [
         f"base model: {base} (sha256 of architecture and weights: {digest.hex()})",
         f"policy version: {policy_version}",
         *_progress(extra),
         "made with: " + ", ".join(f"{name} {version(name)}" for name in libraries),
     ]
-    told = {key: settings.get(name) for key, name in _TOLD.items()} | dict(recipe)
+    table = {key: settings.get(name) for key, name in _TOLD.items()} | dict(recipe)
     return "\n".join(
         [
             *header,
             "",
-            f"{what} {base}, trained by reinforcement learning on verifiable tasks in a",
+            f"{opening} {base}, trained by reinforcement learning on verifiable tasks in a",
             "decentralised swarm of nodes that share signed rollouts (swarm-node; SAPO, Swarm",
             "sAmpling Policy Optimization, arXiv 2509.08721).",
             "",
@@ -154,7 +158,7 @@ def model_card(
             "",
             "| setting | value |",
             "| --- | --- |",
-            *(f"| {key} | {_cell(v)} |" for key, v in told.items() if v is not None),
+            *(f"| {key} | {_cell(v)} |" for key, v in table.items() if v is not None),
             "",
             *_curve(extra),
             "## Citation",
@@ -169,19 +173,19 @@ def model_card(
 def _cell(value: Any) -> str:
     """A value in a table of Markdown. What a user typed ends no cell and begins no other markup."""
     text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-    shown = "".join(c if c.isprintable() and c not in "|<>`[]" else " " for c in text)
-    return shown or "all"
+    safe_text = "".join(c if c.isprintable() and c not in "|<>`[]" else " " for c in text)
+    return safe_text or "all"
 
 
 def _curve(extra: Mapping[str, Any]) -> list[str]:
     """The node's eval reward over policy versions, as a section."""
-    saved = _saved(extra)
-    points = parted(saved.evals)[1] if saved and saved.evals else []
+    node_state = _saved(extra)
+    points = parted(node_state.evals)[1] if node_state and node_state.evals else []
     if len(points) < 2:
         return []
     last = len(points) - 1
     count = min(_POINTS, len(points))
-    shown = [points[round(place * last / (count - 1))] for place in range(count)]
+    table_points = [points[round(place * last / (count - 1))] for place in range(count)]
     return [
         "## Curve",
         "",
@@ -193,7 +197,7 @@ def _curve(extra: Mapping[str, Any]) -> list[str]:
         *(
             f"| {point.version} | {point.reward:.3f} | "
             f"{'-' if point.train is None else f'{point.train:.3f}'} |"
-            for point in shown
+            for point in table_points
         ),
         "",
     ]
@@ -207,18 +211,18 @@ def _saved(extra: Mapping[str, Any]) -> Saved | None:
 
 
 def _progress(extra: Mapping[str, Any]) -> list[str]:
-    saved = _saved(extra)
-    if saved is None:
+    node_state = _saved(extra)
+    if node_state is None:
         return []
-    groups = saved.groups
-    told = [
-        f"{saved.steps} steps on {groups.trained_local} local and {groups.trained_external} "
+    groups = node_state.groups
+    facts = [
+        f"{node_state.steps} steps on {groups.trained_local} local and {groups.trained_external} "
         "external groups"
     ]
-    if saved.evals:
-        _, points = parted(saved.evals)
+    if node_state.evals:
+        _, points = parted(node_state.evals)
         first, last = points[0], points[-1]
-        told.append(f"eval reward: {first.reward:.3f} at first, {last.reward:.3f} at last")
+        facts.append(f"eval reward: {first.reward:.3f} at first, {last.reward:.3f} at last")
         if last.train is not None:
-            told.append(f"reward on training prompts: {last.train:.3f} at last")
-    return told
+            facts.append(f"reward on training prompts: {last.train:.3f} at last")
+    return facts

@@ -33,10 +33,10 @@ _HEADERS: Final = ("Content-Type", "Cache-Control", "Retry-After")
 
 
 async def serve_running(
-    told: Callable[[ServedAt], object], at: Endpoint, *, home: Path | None = None
+    on_listening: Callable[[ServedAt], object], at: Endpoint, *, home: Path | None = None
 ) -> None:
     """Pass clients' requests on to the node that runs in `home`, until cancelled. While none runs,
-    they get 503. `told` is called once it listens.
+    they get 503. `on_listening` is called once it listens.
 
     Raises:
         NotRunningError: no node runs there at the start.
@@ -51,7 +51,7 @@ async def serve_running(
         connector=TCPConnector(limit=_CONNECTIONS),
     )
     async with session, listening(at, _Forward(client, session).routes(), place) as (url, key):
-        told(ServedAt(url, key, model))
+        on_listening(ServedAt(url, key, model))
         await asyncio.Event().wait()
 
 
@@ -76,8 +76,8 @@ class _Forward:
             return _error(413, f"the body is larger than {request.client_max_size} bytes")
         except TimeoutError:
             return _error(408, "a body arrives at once")
-        named = request.match_info.get("id")
-        path = request.path if named is None else f"{MODELS}/{quote(named, safe='')}"
+        model_id = request.match_info.get("id")
+        path = request.path if model_id is None else f"{MODELS}/{quote(model_id, safe='')}"
         try:
             base, key = self._client.openai()
             async with self._session.request(

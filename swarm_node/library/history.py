@@ -25,8 +25,8 @@ class NodeHistory(Sequence[HistoryRow]):
     @overload
     def __getitem__(self, index: slice) -> NodeHistory: ...
     def __getitem__(self, index: int | slice) -> HistoryRow | NodeHistory:
-        found = self._rows[index]
-        return NodeHistory(found) if isinstance(found, tuple) else found
+        selection = self._rows[index]
+        return NodeHistory(selection) if isinstance(selection, tuple) else selection
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -41,11 +41,11 @@ class NodeHistory(Sequence[HistoryRow]):
         """Return pairs of seconds since the first row and eval reward: of one
         `family`, or the mean over all. Only the newest split has points, because rewards of two
         splits do not compare."""
-        measured = [row for row in self._rows if row.eval_reward]
-        split = measured[-1].split_version if measured else None
+        eval_rows = [row for row in self._rows if row.eval_reward]
+        split = eval_rows[-1].split_version if eval_rows else None
         return [
             (row.time - self._rows[0].time, reward)
-            for row in measured
+            for row in eval_rows
             if row.split_version == split
             and (reward := _reward(row.eval_reward or {}, family)) is not None
         ]
@@ -63,8 +63,8 @@ class NodeHistory(Sequence[HistoryRow]):
             raise SwarmNodeError("to_pandas needs pandas", f"run {extra_of('pandas')}") from error
         names = [name for name in HistoryRow.__struct_fields__ if name not in _BY_FAMILY]
         frame = pandas.DataFrame([_flat(row) for row in self._rows])
-        known = [name for name in frame.columns if name not in names]
-        frame = frame.reindex(columns=[*names, *sorted(known)])
+        family_columns = [name for name in frame.columns if name not in names]
+        frame = frame.reindex(columns=[*names, *sorted(family_columns)])
         frame["time"] = pandas.to_datetime(frame["time"], unit="s", utc=True)
         return frame.set_index("time")
 

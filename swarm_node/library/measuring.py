@@ -82,9 +82,9 @@ async def measure(
     home: Path | None = None,
     model: str | None = None,
     config: Path | None = None,
-    assigned: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, Any] | None = None,
     tell: Callable[[Progress], object] = lambda progress: None,
-    gone: Callable[[str], object] = lambda name: None,
+    on_replaced: Callable[[str], object] = lambda name: None,
 ) -> CheckpointsReport:
     """Measure the policies that `checkpoint` names (see `stored_policies`) on `tasks`: a JSON Lines
     file, hub:OWNER/NAME, an environment, or None for the one that the home trains on.
@@ -92,47 +92,47 @@ async def measure(
     A list of questions is measured whole, or at `limit` questions of each part, drawn by chance but
     always the same. For a generator, each family has the held-out and training tasks of the node's
     own evaluations, or `limit` held-out ones. Checkpoints stay until they are measured, although a
-    running node replaces them; `gone` gets the name of one that was replaced before. `assigned` are
-    settings by dotted key.
+    running node replaces them; `on_replaced` gets the name of one that was replaced before.
+    `overrides` are settings by dotted key.
 
     Raises:
         CheckpointError, ModelError: see `stored_policies` and `open_sampler`.
         ConfigError: a setting or a file cannot be used; the message says why.
         ChildError: the environment's process cannot be kept alive.
     """
-    flags = {"home": home, "model": model, **(assigned or {})}
+    flags = {"home": home, "model": model, **(overrides or {})}
     settings = load_settings(flags, config=config, with_home=True)
-    require_measured(settings, tasks, checkpoint, assigned or {}, k, completions)
-    name, options = chosen_tasks(settings, tasks, assigned or {})
+    require_measured(settings, tasks, checkpoint, overrides or {}, k, completions)
+    name, options = chosen_tasks(settings, tasks, overrides or {})
     directory = resolve(settings.model)
     store = Home(settings.home).checkpoints
     shape = ModelConfig.from_directory(directory)
     settings = for_model(settings, shape)
     threads = torch_threads(settings, shape)
     run, sampling = settings.run, settings.sampling
-    where = place(run.device, settings.training.dtype, hardware(run.device))
+    placement = place(run.device, settings.training.dtype, hardware(run.device))
     rows = []
     with holding(store) as hold:
-        policies = stored_policies(checkpoint, store, directory, hold, gone)
+        policies = stored_policies(checkpoint, store, directory, hold, on_replaced)
         environment = ProcessEnvironmentHost(name, options)
         try:
             info = await environment.start()
-            wanted = list(_tasks(info, limit, run.eval_tasks))
+            task_refs = list(_tasks(info, limit, run.eval_tasks))
             for policy in policies:
                 codec = Codec.from_directory(policy.model).asking(environment.system)
                 check_groups(info, codec, sampling)
-                sampler = await open_sampler(policy, codec, where, threads)
+                sampler = await open_sampler(policy, codec, placement, threads)
                 examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)
-                found = await _answered(examiner, wanted, completions, policy, tell)
-                rows.append(_rates(policy, info, found, k or completions))
+                task_rewards = await _answered(examiner, task_refs, completions, policy, tell)
+                rows.append(_rates(policy, info, task_rewards, k or completions))
         finally:
             await environment.close()
-    said = info.name, info.version, completions, k or completions
-    asked = sampling.temperature, sampling.max_new_tokens
-    return CheckpointsReport(SCHEMA, settings.model, *said, *asked, rows)
+    eval_fields = info.name, info.version, completions, k or completions
+    decoding = sampling.temperature, sampling.max_new_tokens
+    return CheckpointsReport(SCHEMA, settings.model, *eval_fields, *decoding, rows)
 
 
-def _tasks(info: EnvironmentInfo, limit: int | None, usual: int) -> Iterator[TaskRef]:
+def _tasks(info: EnvironmentInfo, limit: int | None, default_count: int) -> Iterator[TaskRef]:
     """The tasks to measure. Those of a generator are the ones that a node measures."""
 
     def ref(family: str, seed: int) -> TaskRef:
@@ -146,7 +146,7 @@ def _tasks(info: EnvironmentInfo, limit: int | None, usual: int) -> Iterator[Tas
             yield from (ref(family, first + row) for row in _chosen(held_out, limit))
             yield from (ref(family, row) for row in _chosen(training, limit))
         else:
-            count = limit or usual
+            count = limit or default_count
             for index in range(count):
                 yield ref(family, held_out_seed(family, index))
             for index in range(seen_tasks(count)):
@@ -170,43 +170,46 @@ async def _answered(
 ) -> dict[TaskRef, Sequence[float]]:
     """The rewards of the answers to each task; closes the sampler. A task whose prompt and answer
     exceed the model's positions is answered wrongly."""
-    found = dict[TaskRef, Sequence[float]]()
+    task_rewards = dict[TaskRef, Sequence[float]]()
     left = iter(tasks)
     tell(Progress(policy.name, 0, len(tasks)))
     try:
         while part := list(islice(left, max(1, _ANSWERS_AT_ONCE // answers))):
             requests = await examiner.requests(dict.fromkeys(part, answers))
             rewards, _ = await examiner.rewards(requests)
-            found |= dict.fromkeys(part, [0.0] * answers) | rewards
-            tell(Progress(policy.name, len(found), len(tasks)))
+            task_rewards |= dict.fromkeys(part, [0.0] * answers) | rewards
+            tell(Progress(policy.name, len(task_rewards), len(tasks)))
     finally:
         await examiner.sampler.close()
-    return found
+    return task_rewards
 
 
 def _rates(
     policy: StoredPolicy,
     info: EnvironmentInfo,
-    found: Mapping[TaskRef, Sequence[float]],
+    task_rewards: Mapping[TaskRef, Sequence[float]],
     k: int,
 ) -> CheckpointRates:
     def part(held_out: bool) -> Rewards:
         return {
             family: [
-                r for ref, r in found.items() if (ref.family, ref.held_out) == (family, held_out)
+                r
+                for ref, r in task_rewards.items()
+                if (ref.family, ref.held_out) == (family, held_out)
             ]
             for family in info.families
         }
 
-    unseen, seen = part(True), part(False)
+    held_out_part, training_part = part(True), part(False)
     return CheckpointRates(
         policy.name,
         policy.version,
-        pass_rates(unseen, k),
-        pass_rates(seen, k),
+        pass_rates(held_out_part, k),
+        pass_rates(training_part, k),
         {
             family: FamilyRates(
-                pass_rates({family: unseen[family]}, k), pass_rates({family: seen[family]}, k)
+                pass_rates({family: held_out_part[family]}, k),
+                pass_rates({family: training_part[family]}, k),
             )
             for family in info.families
         },

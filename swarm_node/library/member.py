@@ -61,16 +61,18 @@ def member(
         ConfigError, ModelError: a setting is impossible, or there is no such model.
         SlowNodeError: it does not run after `timeout` seconds.
     """
-    given = {} if settings is None else dict(settings)
-    if named := {"home", "ticket", "model"} & given.keys():
-        raise ConfigError(f"{min(named)} is an argument of member, and none of its settings")
+    options = {} if settings is None else dict(settings)
+    if reserved_keys := {"home", "ticket", "model"} & options.keys():
+        raise ConfigError(
+            f"{min(reserved_keys)} is an argument of member, and none of its settings"
+        )
     if ticket is None and home is None:
         raise TicketError("a member joins a swarm", "give a ticket, or a home that joined one")
     text = read_ticket(ticket) if isinstance(ticket, Path) else ticket
     if model is not None:
-        given["model"] = str(model)
-    load_settings(given)  # refused before a directory is made
-    return SwarmMember(given, text, home, timeout)
+        options["model"] = str(model)
+    load_settings(options)  # refused before a directory is made
+    return SwarmMember(options, text, home, timeout)
 
 
 class SwarmMember:
@@ -82,7 +84,7 @@ class SwarmMember:
 
     def __init__(
         self,
-        given: Mapping[str, Any],
+        options: Mapping[str, Any],
         ticket: str | None,
         home: str | Path | None,
         timeout: float,
@@ -93,7 +95,7 @@ class SwarmMember:
             self._temporary = TemporaryHome()
             home = self._temporary.path
         self.home = Path(home).expanduser().absolute()
-        self._given = {**given, "home": self.home}
+        self._given = {**options, "home": self.home}
         self._ticket = ticket
         self._member: ProgramNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -245,11 +247,11 @@ class SwarmMember:
 
         if self._member is None or self._loop is None or not self._thread.is_alive():
             raise self._ended()
-        asked = question(self._member)
+        coroutine = question(self._member)
         try:
-            answer = asyncio.run_coroutine_threadsafe(asked, self._loop)
+            answer = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:  # the loop has been closed meanwhile
-            asked.close()
+            coroutine.close()
             raise self._ended() from None
         try:
             while True:
@@ -274,8 +276,8 @@ class SwarmMember:
                 "of it: call it there"
             )
         self._thread.join(_LOOK_SECONDS)
-        why = "it was closed" if self._error is None else str(self._error)
-        return NotRunningError(f"the member in {self.home} does not run: {why}")
+        reason = "it was closed" if self._error is None else str(self._error)
+        return NotRunningError(f"the member in {self.home} does not run: {reason}")
 
     def _end(self, seconds: float) -> bool:
         """Stop and clean up; False if the thread has not ended after `seconds`."""

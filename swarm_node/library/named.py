@@ -38,7 +38,7 @@ def require_measured(
     settings: Settings,
     tasks: str | None,
     checkpoint: str | None,
-    assigned: Mapping[str, Any],
+    overrides: Mapping[str, Any],
     k: int | None,
     answers: int,
 ) -> None:
@@ -52,48 +52,50 @@ def require_measured(
             f"--k is {k}: pass@k needs at least as many completions", f"--completions {k}"
         )
     require_model(settings.model)
-    require_environment(*chosen_tasks(settings, tasks, assigned))
+    require_environment(*chosen_tasks(settings, tasks, overrides))
     require_policy(checkpoint, Home(settings.home).checkpoints)
 
 
 def chosen_tasks(
-    settings: Settings, tasks: str | None, assigned: Mapping[str, Any]
+    settings: Settings, tasks: str | None, overrides: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """Name and options of the environment that `tasks` means. For the home's own environment the
-    home's options count, because they decide which texts the home trains on. `assigned` are
+    home's options count, because they decide which texts the home trains on. `overrides` are
     settings by dotted key."""
     name, options = settings.environment.name, settings.environment.options
     if tasks is None:
         return name, dict(options)
-    chosen = chosen_environment(tasks)
-    wanted, path = chosen["environment.name"], chosen.get(f"{_OPTIONS}.path")
+    choice = chosen_environment(tasks)
+    environment, path = choice["environment.name"], choice.get(f"{_OPTIONS}.path")
     begin = _OPTIONS + "."
-    given = {key.removeprefix(begin): v for key, v in assigned.items() if key.startswith(begin)}
-    known = {**(options if name == wanted else {}), **given}
-    return wanted, {**known, "path": path} if path else known
+    new_options = {
+        key.removeprefix(begin): v for key, v in overrides.items() if key.startswith(begin)
+    }
+    all_options = {**(options if name == environment else {}), **new_options}
+    return environment, {**all_options, "path": path} if path else all_options
 
 
-def require_policy(which: str | None, store: Path) -> None:
+def require_policy(checkpoint: str | None, store: Path) -> None:
     """Refuse a name that `stored_policies` finds nowhere. Nothing is verified.
 
     Raises:
         CheckpointError: there is no such policy.
     """
-    if which in (BASE, ALL):
+    if checkpoint in (BASE, ALL):
         return
-    if which is None:
+    if checkpoint is None:
         if not checkpoints(store):
             raise no_checkpoint(store, "or take `--checkpoint base`")
         return
-    path = policy_directory(which, store)
+    path = policy_directory(checkpoint, store)
     if not any((path / name).is_file() for name in (MANIFEST, "config.json")):
         raise no_policy(path, store)
 
 
-def policy_directory(which: str, store: Path) -> Path:
+def policy_directory(checkpoint: str, store: Path) -> Path:
     """The directory that a person named, or the checkpoint of that name."""
-    path = Path(which).expanduser()
-    return path if path.is_dir() else store / which
+    path = Path(checkpoint).expanduser()
+    return path if path.is_dir() else store / checkpoint
 
 
 def no_policy(path: Path, store: Path) -> CheckpointError:
@@ -104,5 +106,5 @@ def no_policy(path: Path, store: Path) -> CheckpointError:
     )
 
 
-def _names(there: Sequence[Path]) -> str:
-    return f"this home has {', '.join(path.name for path in there) or 'no checkpoint yet'}"
+def _names(paths: Sequence[Path]) -> str:
+    return f"this home has {', '.join(path.name for path in paths) or 'no checkpoint yet'}"

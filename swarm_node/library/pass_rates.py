@@ -43,21 +43,21 @@ def pass_at_k(rewards: Sequence[float], k: int) -> float:
     """
     if not 1 <= k <= len(rewards):
         raise ValueError("pass@k needs at least k answers")
-    ordered = enumerate(sorted(rewards))
-    return sum(r * math.comb(below, k - 1) for below, r in ordered) / math.comb(len(rewards), k)
+    ranks = enumerate(sorted(rewards))
+    return sum(r * math.comb(rank, k - 1) for rank, r in ranks) / math.comb(len(rewards), k)
 
 
 def pass_rates(rewards: Rewards, k: int, seed: int = 0) -> PassRates | None:
     """Pass rates of these tasks, None if there are none. `seed` is that of the bootstrap."""
-    known = {family: tasks for family, tasks in rewards.items() if tasks}
-    if not known:
+    family_rewards = {family: tasks for family, tasks in rewards.items() if tasks}
+    if not family_rewards:
         return None
 
     def rate(k: int) -> PassRate:
-        values = [[pass_at_k(answers, k) for answers in tasks] for tasks in known.values()]
+        values = [[pass_at_k(answers, k) for answers in tasks] for tasks in family_rewards.values()]
         return pass_rate(values, seed)
 
-    return PassRates(sum(map(len, known.values())), rate(1), rate(k) if k > 1 else None)
+    return PassRates(sum(map(len, family_rewards.values())), rate(1), rate(k) if k > 1 else None)
 
 
 def pass_rate(values: Sequence[Sequence[float]], seed: int = 0) -> PassRate:
@@ -67,8 +67,8 @@ def pass_rate(values: Sequence[Sequence[float]], seed: int = 0) -> PassRate:
     interval is Wilson's score interval, which holds for 0 and for 1 too. Otherwise tasks are drawn
     again within their families, and the interval is that of the percentiles."""
     mean = fmean(map(fmean, values))
-    even = len({len(tasks) for tasks in values}) == 1
-    if even and all(value in (0.0, 1.0) for tasks in values for value in tasks):
+    is_balanced = len({len(tasks) for tasks in values}) == 1
+    if is_balanced and all(value in (0.0, 1.0) for tasks in values for value in tasks):
         low, high = wilson(mean, sum(map(len, values)))
         return PassRate(mean, low, high, "wilson")
     rng = np.random.default_rng(seed)
@@ -81,8 +81,10 @@ def wilson(proportion: float, count: int) -> tuple[float, float]:
     """Wilson's 95% score interval of a proportion of `count` trials."""
     square = _Z * _Z
     centre = proportion + square / (2 * count)
-    half = _Z * math.sqrt(proportion * (1 - proportion) / count + square / (4 * count * count))
-    low, high = ((centre + sign * half) / (1 + square / count) for sign in (-1, 1))
+    half_width = _Z * math.sqrt(
+        proportion * (1 - proportion) / count + square / (4 * count * count)
+    )
+    low, high = ((centre + sign * half_width) / (1 + square / count) for sign in (-1, 1))
     return max(0.0, low), min(1.0, high)
 
 

@@ -39,24 +39,24 @@ def connect(home: str | Path | None = None) -> RunningNode:
 
 def chosen_home(home: str | Path | None) -> Path:
     """The home that a program names, or the command line's."""
-    named = home or os.environ.get("SWARM_NODE_HOME") or default_home()
-    return Path(named).expanduser().absolute()
+    directory = home or os.environ.get("SWARM_NODE_HOME") or default_home()
+    return Path(directory).expanduser().absolute()
 
 
 def elsewhere(work: Callable[[], _Result]) -> _Result:
     """Do `work` in a thread of its own, and return its result. A notebook runs an event loop in the
     caller's thread, where no second one can run. An interrupt leaves the work behind: a thread that
     still waits for an answer holds up no end of the program."""
-    done = Future[_Result]()
+    future = Future[_Result]()
 
     def run() -> None:
         try:
-            done.set_result(work())
+            future.set_result(work())
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
-            done.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="swarm_node", daemon=True).start()
-    return done.result()
+    return future.result()
 
 
 class RunningNode:
@@ -172,13 +172,13 @@ class RunningNode:
 
 def _reached(shot: Snapshot, steps: int | None, reward: float | None) -> bool:
     point = shot.evals[-1] if shot.evals else None
-    enough = steps is None or shot.steps >= steps
-    return enough and (reward is None or (point is not None and point.reward >= reward))
+    has_steps = steps is None or shot.steps >= steps
+    return has_steps and (reward is None or (point is not None and point.reward >= reward))
 
 
 def _course(shot: Snapshot, steps: int | None, reward: float | None) -> str:
     point = shot.evals[-1] if shot.evals else None
-    made = f"{shot.steps} steps" if steps is None else f"{shot.steps} of {steps} steps"
-    measured = "not measured yet" if point is None else f"{point.reward:.3f}"
-    wanted = "" if reward is None else f", wanted {reward:g}"
-    return f"{made}, eval reward {measured}{wanted}"
+    steps_text = f"{shot.steps} steps" if steps is None else f"{shot.steps} of {steps} steps"
+    reward_text = "not measured yet" if point is None else f"{point.reward:.3f}"
+    target_text = "" if reward is None else f", wanted {reward:g}"
+    return f"{steps_text}, eval reward {reward_text}{target_text}"

@@ -21,15 +21,15 @@ from swarm_node.policy.placement import hardware, place
 
 async def serve_stored(
     checkpoint: str | None,
-    told: Callable[[ServedAt], object],
+    on_listening: Callable[[ServedAt], object],
     *,
     at: Endpoint | None = None,
     home: Path | None = None,
     model: str | None = None,
     config: Path | None = None,
 ) -> None:
-    """Serve a stored policy (see `stored_policies`) until cancelled, by default on loopback. `told`
-    is called once it listens.
+    """Serve a stored policy (see `stored_policies`) until cancelled, by default on loopback.
+    `on_listening` is called once it listens.
 
     Raises:
         CheckpointError, ModelError: there is no such policy, or it cannot be sampled.
@@ -41,17 +41,19 @@ async def serve_stored(
     directory = resolve(settings.model)
     shape = ModelConfig.from_directory(directory)
     settings = for_model(settings, shape)
-    stored = Home(settings.home)
-    (policy,) = stored_policies(checkpoint, stored.checkpoints, directory)
+    node_home = Home(settings.home)
+    (policy,) = stored_policies(checkpoint, node_home.checkpoints, directory)
     codec = Codec.from_directory(policy.model)
-    where = place(settings.run.device, settings.training.dtype, hardware(settings.run.device))
-    sampler = await open_sampler(policy, codec, where, torch_threads(settings, shape))
+    placement = place(settings.run.device, settings.training.dtype, hardware(settings.run.device))
+    sampler = await open_sampler(policy, codec, placement, torch_threads(settings, shape))
     guests = Guests(sampler, share=1.0)
-    longest = settings.sampling.max_new_tokens
-    server = OpenAIServer(guests, codec, model=model_name(settings.model), longest=lambda: longest)
+    max_tokens = settings.sampling.max_new_tokens
+    server = OpenAIServer(
+        guests, codec, model=model_name(settings.model), token_limit=lambda: max_tokens
+    )
     try:
-        async with listening(at or Endpoint(), server.routes(), stored) as (url, key):
-            told(ServedAt(url, key, server.served))
+        async with listening(at or Endpoint(), server.routes(), node_home) as (url, key):
+            on_listening(ServedAt(url, key, server.served))
             try:
                 while True:
                     await guests.step()

@@ -69,10 +69,10 @@ def simulate(
         "experience.external_correction": correction,
         **(settings or {}),
     }
-    found = _run(scenario, flags, progress or (lambda line: None))
+    result = _run(scenario, flags, progress or (lambda line: None))
     if report is not None:
-        save_report(found, Path(report))
-    return found
+        save_report(result, Path(report))
+    return result
 
 
 def _run(

@@ -66,15 +66,15 @@ def start(
         ChildError: the node ended; the message has its last lines.
         SlowNodeError: it does not run after `timeout` seconds.
     """
-    given = {} if settings is None else dict(settings)
-    if named := {"home", "ticket"} & given.keys():
-        raise ConfigError(f"{min(named)} is an argument of start, and none of its settings")
+    options = {} if settings is None else dict(settings)
+    if reserved_keys := {"home", "ticket"} & options.keys():
+        raise ConfigError(f"{min(reserved_keys)} is an argument of start, and none of its settings")
     if model is not None:
-        given["model"] = model
-    assigned = [f"--set={key}={_toml(key, value)}" for key, value in given.items()]
-    assigned += ["--alone"] * alone
-    load_settings({**given, **({} if home is None else {"home": Path(home)})})
-    node = StartedNode(home, assigned, ticket)
+        options["model"] = model
+    arguments = [f"--set={key}={_toml(key, value)}" for key, value in options.items()]
+    arguments += ["--alone"] * alone
+    load_settings({**options, **({} if home is None else {"home": Path(home)})})
+    node = StartedNode(home, arguments, ticket)
     try:
         node._until_running(timeout)
     except BaseException:
@@ -124,8 +124,8 @@ class StartedNode(RunningNode):
         self._reader = threading.Thread(target=self._read, args=[self._process.stdout], daemon=True)
         self._reader.start()
         if self._process.stdin is not None:
-            with suppress(BrokenPipeError), self._process.stdin as given:  # its last lines say why
-                given.write(str(ticket).encode())
+            with suppress(BrokenPipeError), self._process.stdin as stdin:  # its last lines say why
+                stdin.write(str(ticket).encode())
         self._runs = self._stopped = False
 
     def __enter__(self) -> Self:

@@ -81,42 +81,42 @@ def holding(store: Path) -> Iterator[Callable[[Path], Path]]:
 
 
 def stored_policies(
-    which: str | None,
+    checkpoint: str | None,
     store: Path,
     model: Path,
     hold: Callable[[Path], Path] = lambda path: path,
-    gone: Callable[[str], object] = lambda name: None,
+    on_replaced: Callable[[str], object] = lambda name: None,
 ) -> list[StoredPolicy]:
-    """The policies that `which` names, from the oldest on: a checkpoint, by its directory or its
-    name below `store`; the directory of a whole model; `BASE` or `ALL`; None is the newest.
-    `model` is the directory of the base. `hold` is that of `holding`; `gone` gets the name of each
-    checkpoint of `ALL` that was replaced before it could be held.
+    """The policies that `checkpoint` names, from the oldest on: a checkpoint, by its directory or
+    its name below `store`; the directory of a whole model; `BASE` or `ALL`; None is the newest.
+    `model` is the directory of the base. `hold` is that of `holding`; `on_replaced` gets the name
+    of each checkpoint of `ALL` that was replaced before it could be held.
 
     Raises:
         CheckpointError: there is none, it is damaged, or it was made from another model.
         ModelError: a directory holds no model.
     """
     base = StoredPolicy(BASE, 0, model)
-    if which == BASE:
+    if checkpoint == BASE:
         return [base]
-    if which == ALL:
-        found = [base]
+    if checkpoint == ALL:
+        policies = [base]
         for path in reversed(checkpoints(store)):
             try:
-                found.append(_checkpoint(hold(path), model))
+                policies.append(_checkpoint(hold(path), model))
             except FileNotFoundError:
-                gone(path.name)
-        return found
-    require_policy(which, store)
-    if which is None:
-        newest = newest_valid(store)
-        if newest is None:
+                on_replaced(path.name)
+        return policies
+    require_policy(checkpoint, store)
+    if checkpoint is None:
+        newest_path = newest_valid(store)
+        if newest_path is None:
             raise CheckpointError(f"no checkpoint under {store} any more", "try again")
-        return [_held(newest, model, hold)]
-    path = policy_directory(which, store)
+        return [_held(newest_path, model, hold)]
+    path = policy_directory(checkpoint, store)
     if (path / MANIFEST).is_file():
-        ours = path.parent.resolve() == store.resolve()
-        return [_held(path, model, hold) if ours else _checkpoint(path, model)]
+        is_in_store = path.parent.resolve() == store.resolve()
+        return [_held(path, model, hold) if is_in_store else _checkpoint(path, model)]
     if (path / "config.json").is_file():
         return [StoredPolicy(path.name, 0, resolve(str(path)))]
     raise no_policy(path, store)
@@ -135,23 +135,23 @@ def _checkpoint(path: Path, model: Path) -> StoredPolicy:
         if not path.exists():
             raise FileNotFoundError(path)
         raise CheckpointError(f"{path} cannot be used: {fault}", "name another with --checkpoint")
-    found = head(path)
-    if found.model != policy_digests(model)[0]:
+    header = head(path)
+    if header.model != policy_digests(model)[0]:
         raise CheckpointError(
             f"{path} was not made from the model in {model}", "name its base with --model"
         )
-    return StoredPolicy(path.name, found.version, model, path, found.rank)
+    return StoredPolicy(path.name, header.version, model, path, header.rank)
 
 
 async def open_sampler(
-    policy: StoredPolicy, codec: Codec, where: Placement, threads: int
+    policy: StoredPolicy, codec: Codec, placement: Placement, threads: int
 ) -> TorchSampler:
     """A sampler with the weights of a stored policy.
 
     Raises:
         ModelError: they do not fit the model, or memory.
     """
-    sampler = TorchSampler.from_directory(policy.model, where, codec=codec, threads=threads)
+    sampler = TorchSampler.from_directory(policy.model, placement, codec=codec, threads=threads)
     if policy.path is None:
         return sampler
     try:

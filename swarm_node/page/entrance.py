@@ -54,9 +54,9 @@ def is_local(host: str) -> bool:
     return (name if port.isdecimal() and name else host) in ("127.0.0.1", "localhost", "[::1]")
 
 
-def is_one_of(given: str, tokens: Iterable[str]) -> bool:
+def is_one_of(candidate: str, tokens: Iterable[str]) -> bool:
     """Check a token in a time that says nothing about the right ones."""
-    raw = given.encode("utf-8", "replace")
+    raw = candidate.encode("utf-8", "replace")
     return any([hmac.compare_digest(raw, token.encode()) for token in tokens])
 
 
@@ -72,9 +72,9 @@ class Entrance:
 
     def key(self) -> Key:
         """A new key. If there are too many, the oldest one ends."""
-        made = secrets.token_urlsafe(32)
-        self._keys[made] = self._now() + _KEY_SECONDS
-        return Key(made)
+        token = secrets.token_urlsafe(32)
+        self._keys[token] = self._now() + _KEY_SECONDS
+        return Key(token)
 
     def enter(self, key: Key) -> Pass | None:
         """The pass for an unused key, None for any other."""
@@ -82,13 +82,13 @@ class Entrance:
         if ends is None or ends <= self._now():
             self._passes.pop(self._used.get(key.key, ""), None)
             return None
-        made = secrets.token_urlsafe(32)
-        self._passes[made], self._used[key.key] = None, made
-        return Pass(made)
+        token = secrets.token_urlsafe(32)
+        self._passes[token], self._used[key.key] = None, token
+        return Pass(token)
 
-    def admits(self, given: str) -> bool:
+    def admits(self, page_pass: str) -> bool:
         """Check that this is a pass of this server."""
-        return given in self._passes
+        return page_pass in self._passes
 
 
 def decoded(raw: bytes, kind: type[_Answer]) -> _Answer:

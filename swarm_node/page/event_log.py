@@ -75,13 +75,13 @@ class EventLog:
     def see(self, peer_id: str, now: Sight, at: float) -> None:
         """Take in what is seen of a node at the Unix second `at`. A node that is absent when it is
         seen first was there before, and so joins later without an event."""
-        before = self._last.get(peer_id)
+        last_sight = self._last.get(peer_id)
         self._last[peer_id] = now
-        if before is None:
+        if last_sight is None:
             if now.present and now.standing == "member":
                 self._add(peer_id, now, at, "joined", "good", "heard for the first time")
             return
-        for kind, level, text in _changes(before, now):
+        for kind, level, text in _changes(last_sight, now):
             self._add(peer_id, now, at, kind, level, text)
 
     def report(self) -> EventReport:
@@ -90,32 +90,32 @@ class EventLog:
 
     def _add(self, peer_id: str, sight: Sight, at: float, kind: str, level: str, text: str) -> None:
         key = peer_id, kind
-        _, before = self._rows.pop(key, ("", None))
-        since, count = (before.since, before.count) if before else (at, 0)
+        _, last_row = self._rows.pop(key, ("", None))
+        start_time, count = (last_row.since, last_row.count) if last_row else (at, 0)
         text = printable(text)[:_TEXT_CHARS]
-        row = EventRow(at, since, count + 1, kind, level, peer_id, sight.name, text)
+        row = EventRow(at, start_time, count + 1, kind, level, peer_id, sight.name, text)
         self._rows[key] = sight.issuer, row
         if len(self._rows) > MAX_ROWS:
-            ((most, _),) = Counter(issuer for issuer, _ in self._rows.values()).most_common(1)
-            del self._rows[next(k for k, (issuer, _) in self._rows.items() if issuer == most)]
+            ((top_issuer, _),) = Counter(issuer for issuer, _ in self._rows.values()).most_common(1)
+            del self._rows[next(k for k, (issuer, _) in self._rows.items() if issuer == top_issuer)]
 
 
-def _changes(before: Sight, now: Sight) -> Iterator[tuple[str, str, str]]:
+def _changes(last_sight: Sight, now: Sight) -> Iterator[tuple[str, str, str]]:
     """Yield kind, level and text of what changed between two sights of a node."""
-    if now.standing != before.standing:
+    if now.standing != last_sight.standing:
         if now.standing == "member":
-            yield "member again", "good", f"was {before.standing}"
+            yield "member again", "good", f"was {last_sight.standing}"
         else:
-            yield now.standing, "bad", f"was {before.standing}"
-    if before.epoch and now.epoch > before.epoch:
+            yield now.standing, "bad", f"was {last_sight.standing}"
+    if last_sight.epoch and now.epoch > last_sight.epoch:
         yield "restarted", "", "it runs anew"
-    if now.present and not before.present:
+    if now.present and not last_sight.present:
         yield "returned", "good", "heard again"
-    elif before.present and not now.present:
+    elif last_sight.present and not now.present:
         yield "left", "warning", "not heard any more"
-    if now.addresses and before.addresses and set(now.addresses) != set(before.addresses):
+    if now.addresses and last_sight.addresses and set(now.addresses) != set(last_sight.addresses):
         yield "address changed", "", f"now at {', '.join(now.addresses)}"
-    refused, known = Counter(now.refused or {}), Counter(before.refused or {})
-    if (more := refused - known).total():
-        said = ", ".join(f"{reason} {count}" for reason, count in more.most_common())
-        yield "refused", "bad", f"{said}; {refused.total()} in all"
+    refusals, last_refusals = Counter(now.refused or {}), Counter(last_sight.refused or {})
+    if (new_refusals := refusals - last_refusals).total():
+        summary = ", ".join(f"{reason} {count}" for reason, count in new_refusals.most_common())
+        yield "refused", "bad", f"{summary}; {refusals.total()} in all"

@@ -46,11 +46,11 @@ class Events:
         response = web.StreamResponse(headers={"Cache-Control": "no-store"})
         response.content_type = "text/event-stream"
         await response.prepare(request)
-        until: float | None = None
+        position: float | None = None
         while not stop.is_set():
-            said, until = self._tell(until)
+            news, position = self._tell(position)
             try:
-                await response.write(b"data: " + msgspec.json.encode(said) + b"\n\n")
+                await response.write(b"data: " + msgspec.json.encode(news) + b"\n\n")
             except ConnectionError:
                 break  # the page was closed
             try:

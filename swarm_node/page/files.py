@@ -35,13 +35,13 @@ HEADERS: Final[Mapping[str, str]] = {
 def files() -> Mapping[str, tuple[str, bytes]]:
     """Name -> content type and bytes. A page is its own part below the head of all pages."""
     place = resources.files(__package__) / "static"
-    head, found = (place / _HEAD).read_bytes(), dict[str, tuple[str, bytes]]()
+    head, assets = (place / _HEAD).read_bytes(), dict[str, tuple[str, bytes]]()
     for entry in place.iterdir():
         name, _, end = entry.name.rpartition(".")
         if end in _KINDS and entry.name != _HEAD:
-            above = head.replace(b"NAME", name.encode()) if end == "html" else b""
-            found[entry.name] = _KINDS[end], above + entry.read_bytes()
-    return found
+            page_head = head.replace(b"NAME", name.encode()) if end == "html" else b""
+            assets[entry.name] = _KINDS[end], page_head + entry.read_bytes()
+    return assets
 
 
 async def serve_file(request: web.Request) -> web.Response:
@@ -59,8 +59,8 @@ def file_response(name: str) -> web.Response:
     Raises:
         HTTPNotFound: there is none of this name.
     """
-    found = files().get(name)
-    if found is None:
+    asset = files().get(name)
+    if asset is None:
         raise web.HTTPNotFound(text="no such file")
-    kind, content = found
+    kind, content = asset
     return web.Response(body=content, content_type=kind, charset="utf-8", headers=HEADERS)

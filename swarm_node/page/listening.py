@@ -40,10 +40,10 @@ def site_of(text: str) -> str:
     """See `internet.site`; "" if the text is no IP address. All of 127.0.0.0/8 is this machine, and
     each of its users can connect from any of these addresses."""
     try:
-        found = site(text)
+        site_key = site(text)
     except ValueError:
         return ""
-    return "127.0.0.1" if found.startswith("127.") else found
+    return "127.0.0.1" if site_key.startswith("127.") else site_key
 
 
 class _Door(asyncio.Protocol):
@@ -57,10 +57,11 @@ class _Door(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         place = site_of((transport.get_extra_info("peername") or ("",))[0])
         open_now = self._server.connections
-        same = sum(
-            one.peername is not None and site_of(one.peername[0]) == place for one in open_now
+        site_count = sum(
+            connection.peername is not None and site_of(connection.peername[0]) == place
+            for connection in open_now
         )
-        if len(open_now) >= MAX_CONNECTIONS or same >= self._of_address:
+        if len(open_now) >= MAX_CONNECTIONS or site_count >= self._of_address:
             transport.abort()
             return
         protocol = self._server()

@@ -86,7 +86,7 @@ ON_CPU = Placement("cpu", "float32")
 
 
 def place(
-    device: str, dtype: DtypeName, found: Hardware, *, rank: int = 0, ranks: int = 1
+    device: str, dtype: DtypeName, machine: Hardware, *, rank: int = 0, ranks: int = 1
 ) -> Placement:
     """Choose the device and types of process number `rank` of `ranks`. `device` "auto" is CUDA if
     torch computes on a GPU. `dtype` "auto" is the fastest that the GPU has, and float32 on a CPU.
@@ -98,16 +98,16 @@ def place(
     """
     if not re.fullmatch(DEVICE, device):
         raise ConfigError(f'run.device is "auto", "cpu", "cuda" or "cuda:N", not {device!r}')
-    if device == "cpu" or (device == "auto" and not found.gpus):
+    if device == "cpu" or (device == "auto" and not machine.gpus):
         return Placement("cpu", "float32" if dtype == "auto" else dtype)
     first = int(device.partition(":")[2] or 0)
-    if first + ranks > found.gpus:
+    if first + ranks > machine.gpus:
         raise ConfigError(
             f"run.device = {device!r} and run.trainer_processes = {ranks} need GPU "
-            f"{first + ranks - 1}, and torch sees {found.gpus}, counted from 0",
+            f"{first + ranks - 1}, and torch sees {machine.gpus}, counted from 0",
             'set run.device to "cpu" or to a GPU that is there, or install a torch built for CUDA',
         )
-    return Placement(f"cuda:{first + rank}", found.products if dtype == "auto" else dtype)
+    return Placement(f"cuda:{first + rank}", machine.products if dtype == "auto" else dtype)
 
 
 def hardware(device: str = "auto") -> Hardware:

@@ -36,9 +36,9 @@ class ReportedError(ChildError):
     """The child answered that the request raised an exception, of the type `kind` with the message
     `why`. It lives on."""
 
-    def __init__(self, name: str, failed: Failed) -> None:
-        super().__init__(f"{name}: {failed.kind}: {failed.why}")
-        self.kind, self.why = failed.kind, failed.why
+    def __init__(self, name: str, failure: Failed) -> None:
+        super().__init__(f"{name}: {failure.kind}: {failure.why}")
+        self.kind, self.why = failure.kind, failure.why
 
 
 class Child:
@@ -89,14 +89,14 @@ class Child:
         """Start the process with these arguments and additional variables. It gets the open file
         `descriptors` under the same numbers. A running process is killed first."""
         await self.stop(grace=0.0)
-        inherited = {name: text for name, text in os.environ.items() if self._inherit(name)}
+        base_env = {name: text for name, text in os.environ.items() if self._inherit(name)}
         _, self._wire = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Wire(self.name),
             *led(*self._launch(), *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=None,
-            env={**inherited, **self._env, **(env or {})},
+            env={**base_env, **self._env, **(env or {})},
             pass_fds=descriptors,
             start_new_session=True,  # a Ctrl-C in the terminal is for the node, which stops us
         )
@@ -104,14 +104,14 @@ class Child:
     async def call(
         self,
         request: msgspec.Struct,
-        wanted: type[_Reply],
+        reply_type: type[_Reply],
         *,
         patience: float | None,
-        cut: asyncio.Event | None = None,
+        stop_event: asyncio.Event | None = None,
     ) -> _Reply:
-        """Send one request and wait for its reply, which must be of the type `wanted`. Once `cut`
-        is set, a concurrent child is told to answer with what it has. A `patience` of None never
-        ends.
+        """Send one request and wait for its reply, which must be of the type `reply_type`. Once
+        `stop_event` is set, a concurrent child is told to answer with what it has. A `patience` of
+        None never ends.
 
         When the call is cancelled, a concurrent child is told to drop the request. A child that
         serves in order is killed: it would go on with work that nobody waits for.
@@ -125,10 +125,10 @@ class Child:
             wire = self._wire
             if wire is None or not wire.open:
                 raise ChildError(f"the {self.name} process is not running")
-            body = await self._exchange(wire, msgspec.msgpack.encode(request), patience, cut)
+            body = await self._exchange(wire, msgspec.msgpack.encode(request), patience, stop_event)
             try:
                 reply = self._decoder.decode(body)
-                if not isinstance(reply, wanted | Failed):
+                if not isinstance(reply, reply_type | Failed):
                     raise ValueError(f"not a reply to {type(request).__name__}")
             except ValueError as error:
                 await wire.kill()
@@ -144,19 +144,19 @@ class Child:
             await wire.finish(grace)
 
     async def _exchange(
-        self, wire: _Wire, body: bytes, patience: float | None, cut: asyncio.Event | None
+        self, wire: _Wire, body: bytes, patience: float | None, stop_event: asyncio.Event | None
     ) -> bytes:
         number = next(self._numbers)
         answer = wire.ask(number, body)
         try:
             async with asyncio.timeout(patience):
-                if cut is not None and await _cut_first(answer, cut):
+                if stop_event is not None and await _cut_first(answer, stop_event):
                     wire.send(number, _CUT)
                 return await answer
         except TimeoutError:
             await wire.kill()
-            why = f"the {self.name} process did not answer in {patience or 0.0:g} s"
-            raise ChildError(why) from None
+            message = f"the {self.name} process did not answer in {patience or 0.0:g} s"
+            raise ChildError(message) from None
         except asyncio.CancelledError:
             if self._turn is not None:
                 await wire.kill()
@@ -166,10 +166,10 @@ class Child:
                 wire.send(number, _DROP)
 
 
-async def _cut_first(answer: asyncio.Future[bytes], cut: asyncio.Event) -> bool:
-    """Wait for `answer` or for `cut`. Return True if `cut` came first."""
+async def _cut_first(answer: asyncio.Future[bytes], stop_event: asyncio.Event) -> bool:
+    """Wait for `answer` or for `stop_event`. Return True if `stop_event` came first."""
     async with asyncio.TaskGroup() as group:
-        waiting = group.create_task(cut.wait())
+        waiting = group.create_task(stop_event.wait())
         answer.add_done_callback(lambda _: waiting.cancel())
     return not answer.done()
 
@@ -262,14 +262,14 @@ class _Wire(asyncio.SubprocessProtocol):
         else:
             asyncio.get_running_loop().call_later(_LAST_SECONDS, self._fail)
 
-    def _fail(self, how: str = "") -> None:
+    def _fail(self, reason: str = "") -> None:
         """Fail every call that still waits: nothing more can come."""
         self.open = False
         self._kill_group()
         assert self._transport is not None
         code = self._transport.get_returncode()
-        how = how or (_BROKE if code is None else ended_by(code))
-        error = ChildError(f"the {self.name} process died ({how})")
+        reason = reason or (_BROKE if code is None else ended_by(code))
+        error = ChildError(f"the {self.name} process died ({reason})")
         for answer in self._waiting.values():
             if not answer.done():
                 answer.set_exception(error)
@@ -294,9 +294,9 @@ async def exchange(
     writer: asyncio.StreamWriter,
     number: int,
     body: bytes,
-    most: int = MAX_BODY_BYTES,
+    max_bytes: int = MAX_BODY_BYTES,
 ) -> bytes:
-    """Send one frame and read its reply, whose body may have `most` bytes.
+    """Send one frame and read its reply, whose body may have `max_bytes`.
 
     Raises:
         asyncio.IncompleteReadError, ConnectionError: the other end is gone.
@@ -304,8 +304,8 @@ async def exchange(
     """
     writer.write(framed(number, body))
     await writer.drain()
-    length, answered = read_head(await reader.readexactly(HEAD.size), most)
-    if answered != number:
+    length, reply_number = read_head(await reader.readexactly(HEAD.size), max_bytes)
+    if reply_number != number:
         raise ValueError("the reply has another number than the request")
     return await reader.readexactly(length)
 

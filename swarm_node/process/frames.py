@@ -38,14 +38,14 @@ def framed(number: int, body: bytes) -> bytes:
     return HEAD.pack(_bounded(len(body), MAX_BODY_BYTES), number) + body
 
 
-def read_head(head: bytes, most: int = MAX_BODY_BYTES) -> tuple[int, int]:
+def read_head(head: bytes, max_bytes: int = MAX_BODY_BYTES) -> tuple[int, int]:
     """The length of a frame's body, and the frame's number.
 
     Raises:
-        ValueError: the body is larger than `most` bytes.
+        ValueError: the body is larger than `max_bytes`.
     """
     length, number = HEAD.unpack(head)
-    return _bounded(length, most), number
+    return _bounded(length, max_bytes), number
 
 
 def take_frame(buffer: bytearray) -> tuple[int, bytes] | None:
@@ -65,7 +65,7 @@ def take_frame(buffer: bytearray) -> tuple[int, bytes] | None:
     return number, body
 
 
-def _bounded(length: int, most: int) -> int:
-    if length > most:
-        raise ValueError(f"a frame of {length} bytes is over the limit of {most}")
+def _bounded(length: int, max_bytes: int) -> int:
+    if length > max_bytes:
+        raise ValueError(f"a frame of {length} bytes is over the limit of {max_bytes}")
     return length

@@ -53,23 +53,23 @@ def kill_group(leader: int) -> None:
     if not os.path.exists("/proc/self"):
         os.killpg(leader, signal.SIGKILL)
         return
-    killed: set[int] = set()
+    victims: set[int] = set()
     # Before it is the child, the leader has the guard's command.
-    while members := {pid for pid in _members(leader) if pid == leader or not _ends(pid)} - killed:
+    while members := {pid for pid in _members(leader) if pid == leader or not _ends(pid)} - victims:
         for pid in members:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        killed |= members  # others may have been forked meanwhile
+        victims |= members  # others may have been forked meanwhile
 
 
 def _members(leader: int) -> set[int]:
     """Process ids of the group."""
-    found = set()
+    pids = set()
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
         with suppress(ProcessLookupError):
             if os.getpgid(pid) == leader:
-                found.add(pid)
-    return found
+                pids.add(pid)
+    return pids
 
 
 def _ends(pid: int) -> bool:
@@ -103,8 +103,8 @@ def _leave_guard() -> None:
         signal.sigwait({signal.SIGUSR1})
     kill_group(leader)
     deadline = time.monotonic() + _ENDING_SECONDS
-    others = _members(leader) - {os.getpid()}
-    while any(map(_ends, others)) and time.monotonic() < deadline:
+    other_pids = _members(leader) - {os.getpid()}
+    while any(map(_ends, other_pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     os.killpg(leader, signal.SIGKILL)
 

@@ -47,13 +47,13 @@ def serve(handle: Callable[[_Request], msgspec.Struct], requests: Any) -> None:
 
 
 def serve_frames(
-    answer: Callable[[bytes], bytes], ready: Callable[[], None] = lambda: None
+    answer: Callable[[bytes], bytes], on_ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer the body of each frame by the body of another. `ready` is called once, when the pipes
-    are in place and before the first request is read."""
+    """Answer the body of each frame by the body of another. `on_ready` is called once, when the
+    pipes are in place and before the first request is read."""
     descriptors = _take_pipes()
     requests, replies = os.fdopen(descriptors[0], "rb"), os.fdopen(descriptors[1], "wb")
-    ready()
+    on_ready()
     while True:
         head = requests.read(HEAD.size)
         if len(head) < HEAD.size:
@@ -112,24 +112,26 @@ class _Concurrent:
         except ValueError as error:
             _write(replies, number, _failed(error))
             return
-        task, cut = self._running.get(number, (None, None))
+        task, stop_event = self._running.get(number, (None, None))
         match request:
             case Cut():
-                if cut is not None:
-                    cut.set()
+                if stop_event is not None:
+                    stop_event.set()
             case Drop():
                 if task is not None:
                     task.cancel()
             case _:
-                cut = asyncio.Event()
-                task = self._tasks.create_task(self._answer(number, request, cut, replies))
-                self._running[number] = task, cut
+                stop_event = asyncio.Event()
+                task = self._tasks.create_task(self._answer(number, request, stop_event, replies))
+                self._running[number] = task, stop_event
                 task.add_done_callback(lambda _: self._running.pop(number, None))
 
-    async def _answer(self, number: int, request: Any, cut: asyncio.Event, replies: int) -> None:
+    async def _answer(
+        self, number: int, request: Any, stop_event: asyncio.Event, replies: int
+    ) -> None:
         reply: msgspec.Struct
         try:
-            reply = await self._handle(request, cut)
+            reply = await self._handle(request, stop_event)
         except (SwarmNodeError, ValueError) as error:
             reply = _failed(error)
         _write(replies, number, reply)
@@ -138,8 +140,8 @@ class _Concurrent:
 def _take_pipes() -> tuple[int, int]:
     """Descriptors of the requests and of the replies, taken from standard input and output."""
     requests, replies = os.dup(0), os.dup(1)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)  # a library that reads its input must not take a request
+    with open(os.devnull, "rb") as null_file:
+        os.dup2(null_file.fileno(), 0)  # a library that reads its input must not take a request
     os.dup2(2, 1)
     return requests, replies
 

@@ -18,8 +18,8 @@ _USER_NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")
 def settle_caches(home: Path) -> None:
     """Give this process and its children the variables of `cache_variables`. Called before a
     library that has a cache is imported."""
-    known = user_directory()
-    os.environ.update(cache_variables(home.absolute(), known, os.environ, _can_write))
+    user_home = user_directory()
+    os.environ.update(cache_variables(home.absolute(), user_home, os.environ, _can_write))
     if not (any(map(os.environ.get, _USER_NAMES)) or _in_passwd()):
         os.environ["USER"] = f"uid{os.getuid()}"  # which libraries ask for to name files
 
@@ -27,10 +27,10 @@ def settle_caches(home: Path) -> None:
 def user_directory() -> Path | None:
     """The user's home directory by HOME or passwd; None if neither knows it."""
     try:
-        found = Path.home()
+        directory = Path.home()
     except RuntimeError:
         return None
-    return found if found.is_absolute() else None
+    return directory if directory.is_absolute() else None
 
 
 def cache_variables(
@@ -44,27 +44,27 @@ def cache_variables(
     place = home / "cache"
     if user is None:
         return {"HOME": str(place)}
-    usual = user / ".cache"
-    if "XDG_CACHE_HOME" in environ or can_write(usual):
+    user_cache = user / ".cache"
+    if "XDG_CACHE_HOME" in environ or can_write(user_cache):
         return {}
-    wanted = {
+    variables = {
         "XDG_CACHE_HOME": place,
         "TRITON_HOME": place,
         "FLASHINFER_WORKSPACE_BASE": place,
     }
     # Models that lie in a directory that cannot be written can be read there.
-    models = usual / "huggingface"
-    wanted |= {"HF_HOME": models} if models.is_dir() else {}
-    return {name: str(path) for name, path in wanted.items() if name not in environ}
+    models = user_cache / "huggingface"
+    variables |= {"HF_HOME": models} if models.is_dir() else {}
+    return {name: str(path) for name, path in variables.items() if name not in environ}
 
 
 def _can_write(path: Path) -> bool:
     """Check that this user can write into a directory, or make it."""
     try:
-        there = next(place for place in (path, *path.parents) if place.exists())
+        ancestor = next(place for place in (path, *path.parents) if place.exists())
     except OSError:  # a directory above it cannot be entered
         return False
-    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    return ancestor.is_dir() and os.access(ancestor, os.W_OK | os.X_OK)
 
 
 def _in_passwd() -> bool:

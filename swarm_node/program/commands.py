@@ -23,7 +23,7 @@ def home_option(home: Path | None) -> str:
 def with_home(text: str, home: Path | None) -> str:
     """Return `text` with `--home` in each of its commands on a home; None: the usual one."""
     option = home_option(home)
-    return _ON_A_HOME.sub(lambda found: found[0] + option, text) if option else text
+    return _ON_A_HOME.sub(lambda match: match[0] + option, text) if option else text
 
 
 def printable(text: str) -> str:

@@ -60,11 +60,11 @@ def keep_log(journal: Journal | None) -> None:
 
 def as_text(_: object, __: str, event: _Event) -> str:
     """Format an event as one line: time, event, fields. Control characters are replaced."""
-    when, level = event.pop("timestamp"), event.pop("level")
-    what, said, trace = event.pop("event"), event.pop(SAID, None), event.pop("exception", "")
+    timestamp, level = event.pop("timestamp"), event.pop("level")
+    message, sentence, trace = event.pop("event"), event.pop(SAID, None), event.pop("exception", "")
     fields = " ".join(f"{key}={_shown(value)}" for key, value in event.items())
-    words = [when[:19] + "Z", level.upper() if level != "info" else "", str(what)]
-    line = " ".join(filter(None, [*words, fields if said is None else str(said)]))
+    words = [timestamp[:19] + "Z", level.upper() if level != "info" else "", str(message)]
+    line = " ".join(filter(None, [*words, fields if sentence is None else str(sentence)]))
     return "\n".join(map(printable, [line, *str(trace).splitlines()]))
 
 

@@ -58,10 +58,10 @@ def why_unwritable(directory: Path) -> str:
     is written."""
     path = directory.absolute()
     try:
-        there = next(place for place in (path, *path.parents) if place.exists())
-        if not there.is_dir():
-            return f"{there} is not a directory"
-        return "" if os.access(there, os.W_OK | os.X_OK) else f"{there} cannot be written"
+        ancestor = next(place for place in (path, *path.parents) if place.exists())
+        if not ancestor.is_dir():
+            return f"{ancestor} is not a directory"
+        return "" if os.access(ancestor, os.W_OK | os.X_OK) else f"{ancestor} cannot be written"
     except OSError as error:  # a directory above it cannot be entered
         return str(error.strerror).lower()
 
@@ -94,9 +94,9 @@ class PrivateDirectory:
             HomeError: neither is possible.
         """
         self._require_text()
-        if why := why_unwritable(self.path):
+        if reason := why_unwritable(self.path):
             raise HomeError(
-                f"cannot use the home directory {self.path}: {why}", "choose another with --home"
+                f"cannot use the home directory {self.path}: {reason}", "choose another with --home"
             )
 
     def _require_text(self) -> None:
@@ -141,8 +141,8 @@ class PrivateDirectory:
         except OSError as error:
             raise self._failed("write", name, error) from error
 
-    def _failed(self, done: str, name: str, error: OSError) -> StorageError:
-        return StorageError(f"cannot {done} {self.path / name}: {error.strerror}")
+    def _failed(self, action: str, name: str, error: OSError) -> StorageError:
+        return StorageError(f"cannot {action} {self.path / name}: {error.strerror}")
 
     def in_use(self) -> bool:
         """Check for a running node in this home, without writing anything."""

@@ -46,8 +46,8 @@ class RefusingGroup(TyperGroup):
     Help wraps at the width of the terminal only, and shows square brackets as they are. A character
     that the terminal lacks ends no command. With NO_COLOR, there are no colours."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         columns = shutil.get_terminal_size().columns
         narrow = columns < _PANEL_WIDTH
         if narrow:
@@ -62,9 +62,9 @@ class RefusingGroup(TyperGroup):
                 if getattr(parameter, "help", None):
                     parameter.help = literal(parameter.help)
 
-    def main(self, *args: Any, **named: Any) -> Any:
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         replace_unencodable()
-        return super().main(*args, **named)
+        return super().main(*args, **kwargs)
 
     def invoke(self, ctx: Any) -> Any:
         if os.environ.get("NO_COLOR"):  # of which typer knows nothing
@@ -83,19 +83,24 @@ def told(program: str, error: SwarmNodeError, home: Path | None) -> Iterator[str
     """The cause of an error, and each of its remedies behind an arrow. On a terminal they wrap at
     its width, elsewhere each is one line. Commands in them name `home`."""
     columns = _columns(sys.stderr)
-    for mark, text in ((f"{program}: ", error.cause), *(("→ ", each) for each in error.remedies)):
+    for mark, text in (
+        (f"{program}: ", error.cause),
+        *(("→ ", remedy) for remedy in error.remedies),
+    ):
         # Others wrote some of it: a file of another machine, a peer, a coordinator.
-        said = mark + "\n".join(map(printable, with_home(text, home).split("\n")))
-        yield said if columns is None else wrapped(said, columns, "  " if mark == "→ " else "")
+        message = mark + "\n".join(map(printable, with_home(text, home).split("\n")))
+        yield (
+            message if columns is None else wrapped(message, columns, "  " if mark == "→ " else "")
+        )
 
 
 def _columns(stream: TextIO) -> int | None:
     """The width of a terminal; None for any other stream."""
     if not stream.isatty():
         return None
-    wanted = os.environ.get("COLUMNS", "")
-    if wanted.isascii() and wanted.isdigit() and int(wanted):
-        return int(wanted)
+    override = os.environ.get("COLUMNS", "")
+    if override.isascii() and override.isdigit() and int(override):
+        return int(override)
     try:
         return os.get_terminal_size(stream.fileno()).columns or 80
     except OSError:
@@ -108,8 +113,8 @@ def wrapped(text: str, columns: int, indent: str = "") -> str:
     from rich.cells import cell_len
 
     lines = []
-    for long in text.split("\n"):
-        line, *words = long.split(" ")
+    for paragraph in text.split("\n"):
+        line, *words = paragraph.split(" ")
         for word in words:
             if cell_len(line) + 1 + cell_len(word) <= columns:
                 line += f" {word}"
@@ -122,8 +127,8 @@ def wrapped(text: str, columns: int, indent: str = "") -> str:
 
 def _and_below(command: Any) -> Iterator[Any]:
     yield command
-    for each in getattr(command, "commands", {}).values():
-        yield from _and_below(each)
+    for subcommand in getattr(command, "commands", {}).values():
+        yield from _and_below(subcommand)
 
 
 def replace_unencodable() -> None:
@@ -140,16 +145,16 @@ def _plain(error: UnicodeError) -> tuple[str | bytes, int]:
     byte of a path that was no text is written as it is."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    lacks = error.object[error.start : error.end]
-    if all("\udc80" <= character <= "\udcff" for character in lacks):
-        return lacks.encode("utf-8", "surrogateescape"), error.end
-    return "".join(map(plain_character, lacks)), error.end
+    characters = error.object[error.start : error.end]
+    if all("\udc80" <= character <= "\udcff" for character in characters):
+        return characters.encode("utf-8", "surrogateescape"), error.end
+    return "".join(map(plain_character, characters)), error.end
 
 
 def plain_character(character: str) -> str:
     """One ASCII character that stands for `character`."""
-    alike = character.translate(_PLAIN)
-    letter = unicodedata.normalize("NFKD", alike)[0]
+    lookalike = character.translate(_PLAIN)
+    letter = unicodedata.normalize("NFKD", lookalike)[0]
     return letter if letter.isascii() and letter.isprintable() else "?"
 
 
@@ -171,26 +176,26 @@ def unwrapped(text: str) -> str:
 def version_option(program: str) -> Any:
     """The option `--version` of a program."""
 
-    def show(wanted: bool) -> None:
-        if wanted:
+    def show(is_set: bool) -> None:
+        if is_set:
             typer.echo(f"{program} {__version__}")
             raise typer.Exit
 
     return typer.Option("--version", callback=show, is_eager=True, help="Show the version.")
 
 
-def seconds_of(text: str, most: int) -> int:
+def seconds_of(text: str, limit: int) -> int:
     """The seconds of a time such as 12h, 7d or 2w.
 
     Raises:
-        ConfigError: it has another form, or is longer than `most`.
+        ConfigError: it has another form, or is longer than `limit`.
     """
     match = re.fullmatch(r"([1-9][0-9]{0,6})([mhdw])", text.strip())
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not 0 < seconds <= most:
+    if not 0 < seconds <= limit:
         raise ConfigError(
             f"--expires {text}: this is no time",
-            f"write a number and m, h, d or w, {most // DAY}d at most, such as 12h or 7d",
+            f"write a number and m, h, d or w, {limit // DAY}d at most, such as 12h or 7d",
         )
     return seconds
 

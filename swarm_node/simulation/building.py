@@ -37,15 +37,15 @@ def build_once(recipe: Recipe, directory: Path, preset: str = "short") -> Path:
     """The model of a recipe for the tasks of a `preset`, below `directory`; built if it is not
     there yet."""
     noise = recipe.noise
-    named = () if preset == "short" else (preset,)
-    parts = (*named, recipe.size, recipe.tokenizer, noise.bare, noise.wrong, noise.evasive)
+    prefix = () if preset == "short" else (preset,)
+    parts = (*prefix, recipe.size, recipe.tokenizer, noise.bare, noise.wrong, noise.evasive)
     path = directory / "-".join(map(str, ("base", *parts, recipe.steps, recipe.seed)))
     if not path.exists():
         # An interrupted build must not leave half a model under the final name.
-        unfinished = path.with_name(f"{path.name}.tmp")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        _build(unfinished, recipe, preset)
-        unfinished.replace(path)
+        temp_path = path.with_name(f"{path.name}.tmp")
+        shutil.rmtree(temp_path, ignore_errors=True)
+        _build(temp_path, recipe, preset)
+        temp_path.replace(path)
         print(f"wrote {path}; use it with `swarm-node join --model {path}`")
     return path
 
@@ -59,11 +59,11 @@ def dialogue_corpus(seed: int, noise: Noise) -> Iterator[CorpusItem]:
     """Dialogues of the games, with the `noise` of their last turns."""
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
 
-    def spoil(right: str, wrong: str, heard: bool) -> str:
-        return spoilt(right, lambda: wrong, rng, EARLIER_NOISE if heard else noise)
+    def spoil(right: str, wrong_text: str, is_earlier: bool) -> str:
+        return spoilt(right, lambda: wrong_text, rng, EARLIER_NOISE if is_earlier else noise)
 
-    for family, (question, said, *then) in games.corpus(seed, spoil):
-        yield CorpusItem(family, question, said, tuple(then))
+    for family, (question, answer, *later_turns) in games.corpus(seed, spoil):
+        yield CorpusItem(family, question, answer, tuple(later_turns))
 
 
 def _build(out: Path, recipe: Recipe, preset: str = "short") -> None:

@@ -85,32 +85,35 @@ class RoundHistory:
         self._known[group.id] = _outcome(group)
         self.received += 1
 
-    def draw(self, drawn: Drawn) -> None:
+    def draw(self, batch: Drawn) -> None:
         """Note a batch that was drawn. It replaces one that was drawn and not trained on."""
-        self._drawn = [group.id for group in drawn.groups]
+        self._drawn = [group.id for group in batch.groups]
 
     def end_round(self, version: int) -> None:
         """Note that the node trained on the batch drawn last; its policy now has version
         `version`."""
-        fresh, drawn = self._fresh, [self._known[identifier] for identifier in self._drawn]
-        again = [identifier in self._trained for identifier in self._drawn]
+        new_outcomes, outcomes = (
+            self._fresh,
+            [self._known[identifier] for identifier in self._drawn],
+        )
+        replay_flags = [identifier in self._trained for identifier in self._drawn]
         self._trained.update(self._drawn)
         last = self.own[-1] if self.own else 0.0
-        self.own.append(_mean_reward(fresh) if fresh else last)
-        self.batch.append(_mean_reward(drawn))
-        self.drawn.append(len(drawn))
-        self.informative.append(sum(outcome.mixed for outcome in drawn))
-        origins = [outcome.provenance for outcome in drawn]
+        self.own.append(_mean_reward(new_outcomes) if new_outcomes else last)
+        self.batch.append(_mean_reward(outcomes))
+        self.drawn.append(len(outcomes))
+        self.informative.append(sum(outcome.mixed for outcome in outcomes))
+        origins = [outcome.provenance for outcome in outcomes]
         self.external.append(len(origins) - origins.count(Provenance.OWN))
         self.foreign.append(origins.count(Provenance.FOREIGN))
-        self.made.append(len(fresh))
-        self.mixed.append(sum(outcome.mixed for outcome in fresh))
-        self.past.append(sum(again))
-        for outcome, before in zip(drawn, again, strict=True):
-            if before:
+        self.made.append(len(new_outcomes))
+        self.mixed.append(sum(outcome.mixed for outcome in new_outcomes))
+        self.past.append(sum(replay_flags))
+        for outcome, is_replay in zip(outcomes, replay_flags, strict=True):
+            if is_replay:
                 continue
-            own = outcome.provenance is Provenance.OWN
-            lags = self.own_lags if own else self.peers_lags
+            is_local = outcome.provenance is Provenance.OWN
+            lags = self.own_lags if is_local else self.peers_lags
             lags.append(self._version - outcome.version)
         self._version = version
         self._fresh, self._drawn = [], []
@@ -129,10 +132,10 @@ class WatchedStorage(Storage):
         self._history.publish([row for row, _ in entries])
 
     def accept(self, row: StoredGroup, window: WindowRow) -> bool:
-        accepted = super().accept(row, window)
-        if accepted:
+        is_accepted = super().accept(row, window)
+        if is_accepted:
             self._history.receive(row)
-        return accepted
+        return is_accepted
 
 
 class WatchedBuffer(ReplayBuffer):
@@ -143,10 +146,10 @@ class WatchedBuffer(ReplayBuffer):
         self._history = history
 
     def draw(self, version: int, rng: random.Random) -> Drawn | None:
-        drawn = super().draw(version, rng)
-        if drawn is not None:
-            self._history.draw(drawn)
-        return drawn
+        batch = super().draw(version, rng)
+        if batch is not None:
+            self._history.draw(batch)
+        return batch
 
 
 def _outcome(group: StoredGroup) -> _Outcome:

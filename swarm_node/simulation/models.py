@@ -77,8 +77,8 @@ def model_digests(names: Sequence[str]) -> list[str]:
     return [policy_digests(resolve(name))[0].hex() for name in names]
 
 
-def dealt_families(families: Sequence[str], index: int, specialised: int) -> tuple[str, ...]:
-    """The families that node `index` samples if each samples `specialised`; 0 stands for all."""
-    count = min(specialised, len(families)) or len(families)
-    first = index * count if specialised else 0
+def dealt_families(families: Sequence[str], index: int, family_count: int) -> tuple[str, ...]:
+    """The families that node `index` samples if each samples `family_count`; 0 stands for all."""
+    count = min(family_count, len(families)) or len(families)
+    first = index * count if family_count else 0
     return tuple(families[(first + step) % len(families)] for step in range(count))

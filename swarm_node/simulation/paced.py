@@ -44,14 +44,16 @@ class PacedSampler:
     """A `Sampler` around another one that computes inline.
 
     It serves one call at a time, as in a real node, so new weights wait for the call under way. It
-    loads weights `behind` updates late and keeps copies of the later ones in `place`. Up to version
-    `behind` it samples with the weights of the start.
+    loads weights `delay_steps` updates late and keeps copies of the later ones in `place`. Up to
+    version `delay_steps` it samples with the weights of the start.
     """
 
-    def __init__(self, sampler: Sampler, token_seconds: float, behind: int, place: Path) -> None:
+    def __init__(
+        self, sampler: Sampler, token_seconds: float, delay_steps: int, place: Path
+    ) -> None:
         self._sampler = sampler
         self._token_seconds = token_seconds
-        self._behind = behind
+        self._behind = delay_steps
         self._place = place
         self._late: deque[tuple[Path, int]] = deque()
         self._busy = asyncio.Lock()

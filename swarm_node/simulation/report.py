@@ -130,7 +130,7 @@ def make_report(
     rounds: RoundFigures,
     nodes: list[SimulatedNode],
     virtual_seconds: float,
-    seen: Sequence[tuple[int, float]],
+    train_curve: Sequence[tuple[int, float]],
     study: dict[str, Any],
 ) -> SimulationReport:
     """Sum up and hash.
@@ -153,7 +153,7 @@ def make_report(
         cpu_seconds=sum(node.cpu_seconds for node in nodes),
         rounds=rounds,
         nodes=nodes,
-        seen=_course(seen) if seen else None,
+        seen=_course(train_curve) if train_curve else None,
         study=study,
     )
     return msgspec.structs.replace(report, hash=_digest(report))
@@ -187,11 +187,11 @@ def save_json(report: Any, directory: Path) -> Path:
         SwarmNodeError: the directory cannot be written.
     """
     path = directory / REPORT_FILE
-    temporary = path.with_suffix(".tmp")  # an interrupted write must not leave half a report
+    temp_path = path.with_suffix(".tmp")  # an interrupted write must not leave half a report
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
-        temporary.replace(path)
+        temp_path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+        temp_path.replace(path)
     except OSError as error:
         raise SwarmNodeError(
             f"cannot write the report to {directory}: {reason_of(error)}"
@@ -269,10 +269,12 @@ def draw_learning(report: SimulationReport, figure: Any) -> None:
         label = f"model {number} ({model.nodes} nodes)"
         learning.plot(*zip(*model.curve, strict=True), marker=".", label=label)
     if report.seen is not None:
-        seen = zip(*report.seen.curve, strict=True)
-        learning.plot(*seen, color="grey", linewidth=0.8, label="training prompts, all nodes")
-    what = "held out by seed" if report.seen is None else "held-out prompts"
-    learning.set(title=f"eval reward, {what}", ylim=(0, 1))
+        train_curve = zip(*report.seen.curve, strict=True)
+        learning.plot(
+            *train_curve, color="grey", linewidth=0.8, label="training prompts, all nodes"
+        )
+    split = "held out by seed" if report.seen is None else "held-out prompts"
+    learning.set(title=f"eval reward, {split}", ylim=(0, 1))
     reward.plot([value / count for value in report.rounds.own], label="local groups")
     reward.plot([value / count for value in report.rounds.batch], "--", label="training batch")
     reward.set(title="mean reward per round", ylim=(0, 1))
@@ -293,5 +295,5 @@ def _digest(report: SimulationReport) -> str:
     exactly."""
     replace = msgspec.structs.replace
     nodes = [replace(node, cpu_seconds=0.0) for node in report.nodes]
-    counted = replace(report, hash="", cpu_seconds=0.0, nodes=nodes)
-    return hashlib.sha256(msgspec.json.encode(counted, order="sorted")).hexdigest()
+    content = replace(report, hash="", cpu_seconds=0.0, nodes=nodes)
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()

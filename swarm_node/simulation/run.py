@@ -45,9 +45,9 @@ def simulation_settings(
     Raises:
         ConfigError: an unknown key or an impossible value, by name.
     """
-    given = {key: value for key, value in flags.items() if value is not None}
-    assigned = parse_assignments(list(assignments))
-    return load_settings({**_DEFAULTS, "run.seed": seed, **given, **assigned}, environ={})
+    options = {key: value for key, value in flags.items() if value is not None}
+    overrides = parse_assignments(list(assignments))
+    return load_settings({**_DEFAULTS, "run.seed": seed, **options, **overrides}, environ={})
 
 
 def run_simulation(scenario: Scenario, settings: Settings, directory: Path | None) -> None:
@@ -76,19 +76,19 @@ def quiet() -> None:
 @contextmanager
 def quietly() -> Iterator[None]:
     """Be quiet in the block. A program that simulates may log by structlog too."""
-    before, configured = structlog.get_config(), structlog.is_configured()
+    old_config, was_configured = structlog.get_config(), structlog.is_configured()
     quiet()
     try:
         yield
     finally:
-        if configured:
-            structlog.configure(**before)
+        if was_configured:
+            structlog.configure(**old_config)
         else:  # what logs later may still choose
             structlog.reset_defaults()
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
+def progress_bar(description: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on stderr over `total` steps; yields a function that advances it by one."""
     quiet()
     columns = (
@@ -99,7 +99,7 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(what, total=total)
+        task = bar.add_task(description, total=total)
         yield lambda: bar.update(task, advance=1)
 
 
@@ -107,7 +107,7 @@ def summary(report: SimulationReport, models: Sequence[str]) -> str:
     """The result in a few lines; `models` are those of the scenario."""
     nodes, held_out = report.nodes, report.held_out
     count, updates = len(nodes), sum(node.updates for node in nodes)
-    received = sum(node.bytes_received for node in nodes) / count
+    received_bytes = sum(node.bytes_received for node in nodes) / count
     names = dict.fromkeys(models)
     by_model = [
         f"  {name}, {of.nodes} nodes: {of.curve[0][1]:.3f} -> {of.curve[-1][1]:.3f}"
@@ -117,8 +117,8 @@ def summary(report: SimulationReport, models: Sequence[str]) -> str:
         (
             f"eval reward          {held_out.start:.3f} -> {held_out.end:.3f}",
             *(
-                [f"training prompts     {seen.start:.3f} -> {seen.end:.3f}"]
-                if (seen := report.seen)
+                [f"training prompts     {train_curve.start:.3f} -> {train_curve.end:.3f}"]
+                if (train_curve := report.seen)
                 else []
             ),
             *(by_model if len(by_model) > 1 else ()),
@@ -126,7 +126,7 @@ def summary(report: SimulationReport, models: Sequence[str]) -> str:
             f"{report.cumulative_batch:.2f} of training batches",
             f"mixed rewards        {report.informative_per_update:.2f} groups per step",
             f"groups sampled       {report.groups_made} by {count} nodes in {updates} steps",
-            f"per node             {received / 1024:.0f} KiB received, "
+            f"per node             {received_bytes / 1024:.0f} KiB received, "
             f"{report.cpu_seconds / count:.2f} CPU s",
             f"virtual time         {report.virtual_seconds:.0f} s",
             f"hash                 {report.hash}",

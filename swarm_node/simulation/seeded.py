@@ -30,7 +30,7 @@ class Seeded:
         name = "simulation"
         swarm = create_swarm(name, root, self._secret("swarm"))
         begin, end = EPOCH, EPOCH + _MEMBER_SECONDS
-        issued = issue_issuer(
+        issuer_cert = issue_issuer(
             root,
             swarm,
             issuer.public_key,
@@ -40,13 +40,15 @@ class Seeded:
             member_seconds=_MEMBER_SECONDS,
         )
         identities = [self._identity(f"node {index}") for index in range(count)]
-        admitted = [
-            issue_member(issuer, swarm, one.public_key, name=name, not_before=begin, not_after=end)
-            for one in identities
+        member_certs = [
+            issue_member(
+                issuer, swarm, identity.public_key, name=name, not_before=begin, not_after=end
+            )
+            for identity in identities
         ]
         return [
-            Membership(one, swarm, (issued, certificate))
-            for one, certificate in zip(identities, admitted, strict=True)
+            Membership(identity, swarm, (issuer_cert, certificate))
+            for identity, certificate in zip(identities, member_certs, strict=True)
         ]
 
     def _identity(self, name: str) -> Identity:

@@ -113,9 +113,9 @@ def describe(scenario: Scenario, settings: Settings) -> dict[str, Any]:
         ModelError: there is no such model.
     """
     tables = {"network", "environment", "sampling", "experience", "training", "run"}
-    chosen = settings.model_dump(mode="json", include=tables)
-    del chosen["network"]["coordinator"]  # a simulated network has none
-    return plain({"plan": scenario.plan(), "split": SPLIT, **chosen})
+    values = settings.model_dump(mode="json", include=tables)
+    del values["network"]["coordinator"]  # a simulated network has none
+    return plain({"plan": scenario.plan(), "split": SPLIT, **values})
 
 
 @dataclass(slots=True)
@@ -254,17 +254,17 @@ class Swarm:
         history.end_round(member.trainer.version)
         last = history.rounds == member.rounds
         if (last or self.scenario.measured(member.index, history.rounds)) and history.curve:
-            began = self._loop.spent()
+            start = self._loop.spent()
             await member.model.probe.load(weights, history.rounds)
             history.measure(await self._measure(member))
-            member.probe_seconds += self._loop.spent() - began
+            member.probe_seconds += self._loop.spent() - start
         if last:
             self._finish(member)
         self.end_round(member)
-        if all(one.peer_id in self._finished for one in self.members[: self.waited_for]):
+        if all(peer.peer_id in self._finished for peer in self.members[: self.waited_for]):
             # No node leaves earlier, so that the last one to finish still has its peers.
-            for other in self.members:
-                other.node.stop()
+            for swarm_member in self.members:
+                swarm_member.node.stop()
 
     def _finish(self, member: SwarmMember) -> None:
         member.sent = self._network.sent[member.peer_id]
@@ -316,9 +316,9 @@ class Swarm:
             info=info,
             own_families=families,
             tasks=scenario.eval_tasks,
-            earlier=0.0,
+            elapsed=0.0,
             tally=Tally(),
-            least=settings.run.eval_seconds,
+            min_pause=settings.run.eval_seconds,
             draw=self.draw,
         )
         node = assemble(settings, membership, self.parts(index, model, parts))
@@ -361,14 +361,14 @@ def _model_curve(model: SimulatedModel, members: Sequence[SwarmMember]) -> Model
 
 
 def _row(member: SwarmMember, model: int, study: dict[str, Any]) -> SimulatedNode:
-    seen, history = member.node.snapshot(), member.history
+    snapshot, history = member.node.snapshot(), member.history
     return SimulatedNode(
-        peer_id=seen.peer_id,
+        peer_id=snapshot.peer_id,
         model=model,
         speed=member.speed,
-        families=seen.local_families,
-        updates=seen.steps,
-        skipped_updates=seen.skipped_batches,
+        families=snapshot.local_families,
+        updates=snapshot.steps,
+        skipped_updates=snapshot.skipped_batches,
         groups_made=sum(history.made),
         groups_received=member.received_groups,
         trained_own=sum(history.drawn) - sum(history.external) - sum(history.past),
@@ -376,7 +376,7 @@ def _row(member: SwarmMember, model: int, study: dict[str, Any]) -> SimulatedNod
         trained_foreign=sum(history.foreign),
         held_out_end=history.curve[-1][1] if history.curve else None,
         weights=member.trainer.digest,
-        rejected=seen.rejected,
+        rejected=snapshot.rejected,
         bytes_sent=member.sent,
         bytes_received=member.received,
         cpu_seconds=member.cpu_seconds,
@@ -389,5 +389,5 @@ def _row(member: SwarmMember, model: int, study: dict[str, Any]) -> SimulatedNod
 
 
 def _with(settings: Settings, table: str, **changes: Any) -> Settings:
-    changed = getattr(settings, table).model_copy(update=changes)
-    return settings.model_copy(update={table: changed})
+    new_table = getattr(settings, table).model_copy(update=changes)
+    return settings.model_copy(update={table: new_table})

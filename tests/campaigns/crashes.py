@@ -86,7 +86,7 @@ def writers() -> list[Writer]:
         Writer(
             "a checkpoint that makes others go",
             lambda place: [_save(version)(place) for version in (1, 2)],
-            lambda place: checkpoint.save(place / "checkpoints", state(3), keep=2),
+            lambda place: checkpoint.save(place / "checkpoints", state(3), limit=2),
             _find_checkpoint(2, 3),
         ),
     ]

@@ -28,9 +28,9 @@ def test_a_ticket_with_many_keys_is_shown_as_often_as_one_with_one() -> None:
     kept.leave("honest", b"honest", "own", 1)
     for n in range(500):
         kept.leave(f"s{n}", b"sybil", "many", 1)
-    shown = Counter(kept.sample(rng, 0.0, most=1)[0] for _ in range(400))
+    shown = Counter(kept.sample(rng, 0.0, limit=1)[0] for _ in range(400))
     assert 150 < shown[b"honest"] < 250
-    assert kept.sample(rng, 0.0, most=16).count(b"honest") == 1
+    assert kept.sample(rng, 0.0, limit=16).count(b"honest") == 1
 
 
 def test_a_full_store_forgets_members_of_the_largest_issuer() -> None:

@@ -113,7 +113,7 @@ class Bench:
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     torch.set_num_threads(1)
     config = CausalLM.from_directory(TALK).config
-    plan = plan_engine(config, where=ON_CPU, max_rows=64, max_new_tokens=POSITIONS, lora_rank=0)
+    plan = plan_engine(config, placement=ON_CPU, max_rows=64, max_new_tokens=POSITIONS, lora_rank=0)
     with asyncio.Runner() as runner:
         sampler = VllmSampler.from_directory(TALK, plan)
         yield Bench(runner, sampler, WeightStore(tmp_path_factory.mktemp("weights")))

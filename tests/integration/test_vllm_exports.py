@@ -67,7 +67,7 @@ def test_an_exported_model_and_its_adapter_compute_what_was_trained(
         options = ["--format", form, "--home", str(tmp_path / "home"), "--model", str(base)]
         assert CliRunner().invoke(app, ["export", str(tmp_path / form), *options]).exit_code == 0
     (base / "config.json").unlink()  # neither export needs it
-    plan = plan_engine(host.core.model.config, where=ON_CPU, max_rows=2, max_new_tokens=8)
+    plan = plan_engine(host.core.model.config, placement=ON_CPU, max_rows=2, max_new_tokens=8)
     done = subprocess.run(
         [sys.executable, "-c", ENGINE, tmp_path / "hf", tmp_path / "peft", json.dumps(PROMPT)],
         env=dict(engine_environment(plan)) | {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)},

@@ -48,7 +48,7 @@ MIB = 1 << 20
 def plan(**changes: int) -> EnginePlan:
     model = CausalLM.from_directory(TINY).config
     rank = changes.pop("lora_rank", 0)
-    made = plan_engine(model, where=ON_GPU, max_rows=64, max_new_tokens=64, lora_rank=rank)
+    made = plan_engine(model, placement=ON_GPU, max_rows=64, max_new_tokens=64, lora_rank=rank)
     return replace(made, **changes)
 
 

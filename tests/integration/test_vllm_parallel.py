@@ -66,7 +66,7 @@ def test_each_process_takes_its_part_of_weights_and_adapters(tmp_path: Path) -> 
     model = CausalLM.from_directory(TINY)
     tiny = model.hf_state()
     noisy = {name: part + 0.02 * torch.randn(part.shape) for name, part in tiny.items()}
-    plan = plan_engine(model.config, where=ON_CPU, max_rows=8, max_new_tokens=64, lora_rank=4)
+    plan = plan_engine(model.config, placement=ON_CPU, max_rows=8, max_new_tokens=64, lora_rank=4)
     for name in ("whole", "adapters"):
         (tmp_path / name).mkdir()
     store = WeightStore(tmp_path / "whole")

@@ -128,7 +128,7 @@ def bench(
 ) -> Iterator[Bench]:
     torch.set_num_threads(1)
     config = CausalLM.from_directory(TINY).config
-    plan = plan_engine(config, where=ON_CPU, max_rows=64, max_new_tokens=LONG, lora_rank=RANK)
+    plan = plan_engine(config, placement=ON_CPU, max_rows=64, max_new_tokens=LONG, lora_rank=RANK)
     with asyncio.Runner() as runner:
         # On a CPU there is no memory to give back, but the engine goes through the same states.
         plan = replace(plan, sleep_level=1, async_scheduling=request.param)
@@ -708,7 +708,7 @@ def test_a_sync_that_hangs_ends_the_engine_and_nothing_stays_paused(bench: Bench
 def test_an_engine_that_cannot_overlap_starts_in_turn_and_says_so(tmp_path: Path) -> None:
     """The core of the first engine dies in its start, as it finds no events."""
     model, store = noisy(0), WeightStore(tmp_path)
-    plan = plan_engine(model.config, where=ON_CPU, max_rows=8, max_new_tokens=24)
+    plan = plan_engine(model.config, placement=ON_CPU, max_rows=8, max_new_tokens=24)
     sampler = VllmSampler.from_directory(TINY, replace(plan, async_scheduling=True))
     use_this_program(sampler, **{BARE: "1"})
     path = store.publish(0, model.hf_state(), measure_canary(model).to_metadata())

@@ -70,7 +70,7 @@ async def node(home: Path, sampled: bool = True) -> AsyncIterator[Guests]:
     """What a node does for OpenAI's clients."""
     sampler = TorchSampler.from_directory(TINY, codec=CODEC, threads=1)
     guests = Guests(sampler, share=1.0)
-    server = OpenAIServer(guests, CODEC, model="tiny", longest=lambda: 24)
+    server = OpenAIServer(guests, CODEC, model="tiny", token_limit=lambda: 24)
 
     async def loop() -> None:
         while sampled:

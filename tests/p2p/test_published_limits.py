@@ -187,7 +187,7 @@ def test_of_two_reasons_against_a_chain_the_published_one_counts(case: dict[str,
     )
     now = 1_800_000_010.0
     blocks = frozenset({peer_id_of(key) for key in blocked} | {key.hex() for key in blocked})
-    members = Members(INFO, lambda: now, blocked=lambda: blocks)
+    members = Members(INFO, lambda: now, blocks=lambda: blocks)
     chain = tuple(bytes.fromhex(certificate) for certificate in case["chain"])
     for subject in met:
         before = issue_member(

@@ -26,7 +26,7 @@ def test_requests_are_answered_when_they_are_done(with_child) -> None:
 def test_a_call_can_be_cut_short_and_still_answers(with_child) -> None:
     async def body(child: Child) -> None:
         cut = asyncio.Event()
-        call = asyncio.ensure_future(child.call(Wait(60), Waited, patience=20, cut=cut))
+        call = asyncio.ensure_future(child.call(Wait(60), Waited, patience=20, stop_event=cut))
         await child.call(Echo(), Echoed, patience=20)
         cut.set()
         assert (await call).ended == "early"

@@ -28,5 +28,5 @@ def test_a_length_over_the_limit_is_refused_before_the_body_comes() -> None:
     with pytest.raises(ValueError, match="the limit"):
         take_frame(bytearray(head))
     with pytest.raises(ValueError, match="limit of 9"):
-        read_head(HEAD.pack(10, 7), most=9)
-    assert read_head(HEAD.pack(9, 7), most=9) == (9, 7)
+        read_head(HEAD.pack(10, 7), max_bytes=9)
+    assert read_head(HEAD.pack(9, 7), max_bytes=9) == (9, 7)

@@ -41,8 +41,8 @@ async def main(number: int, place: Path, listen: list[str], bootstrap: list[str]
         listen=listen,
         state_dir=place,
         rng=random.Random(number),
-        configured=bootstrap,
-        found=lambda: node.reach.found(),
+        bootstrap=bootstrap,
+        seen_addresses=lambda: node.reach.found(),
     )
     node = LightNode(place, SYSTEM_CLOCK, transport, membership, bootstrap, knock)
     node.start()

@@ -30,14 +30,14 @@ def backup(
     """
     from swarm_node.node.home.backup import back_up
 
-    place, newest = chosen_home(home), None
+    place, newest_path = chosen_home(home), None
     if checkpoint:
         from swarm_node.policy.training.checkpoints.stored import newest_valid
 
-        newest = newest_valid(place.checkpoints)
-    made = back_up(place, out, now=time.time(), checkpoint=newest)
-    typer.echo(f"Wrote {out} ({made.size / 1e6:,.1f} MB, mode 0600): {', '.join(made.files)}")
-    if "root.key" in made.files:
+        newest_path = newest_valid(place.checkpoints)
+    archive = back_up(place, out, now=time.time(), checkpoint=newest_path)
+    typer.echo(f"Wrote {out} ({archive.size / 1e6:,.1f} MB, mode 0600): {', '.join(archive.files)}")
+    if "root.key" in archive.files:
         typer.echo("It holds root.key: whoever has the file decides who is a member of the swarm.")
     typer.echo(f"To use it on any machine:  swarm-node restore {out} --home DIR")
 
@@ -58,8 +58,10 @@ def restore(
     from swarm_node.program.terminal import date_of
 
     place = chosen_home(home)
-    made = restore_home(place, file).made
+    created_at = restore_home(place, file).made
     option = home_option(home)
-    typer.echo(f"Restored {place.path} as it was at {date_of(made)}: swarm {place.swarm().name!r}")
+    typer.echo(
+        f"Restored {place.path} as it was at {date_of(created_at)}: swarm {place.swarm().name!r}"
+    )
     typer.echo(f"  this node  {place.identity().peer_id}")
     typer.echo(f"Next:  swarm-node join{option}   (only if the old home does not run any more)")

@@ -54,8 +54,8 @@ def config(
     if toml:
         typer.echo(config_toml(keys), nl=False)
         return
-    listed = {"schema": SCHEMA, "settings": config_rows(keys)}
-    show(json, listed, lambda: config_view(keys))
+    document = {"schema": SCHEMA, "settings": config_rows(keys)}
+    show(json, document, lambda: config_view(keys))
 
 
 @config_app.command("set")
@@ -81,27 +81,27 @@ def change(
         assignments = ["=".join(assignments)]
     config, place = context.obj
     sources = Sources({"home": home or place}, config=file or config)
-    changes, written = parse_assignments(assignments), sources.file
-    if written is not None:
-        change_file(written, changes)
-        typer.echo(f"{written}: {', '.join(changes)} written")
+    changes, settings_file = parse_assignments(assignments), sources.file
+    if settings_file is not None:
+        change_file(settings_file, changes)
+        typer.echo(f"{settings_file}: {', '.join(changes)} written")
     else:
         _tell_lost(sources.home)
         set_remembered(sources.home, changes)
         chosen_home(sources.home).note(FILE)
         typer.echo(f"{sources.home}: {', '.join(changes)} remembered")
     try:
-        told = ask(sources.home, lambda client: client.reload())
+        reply = ask(sources.home, lambda client: client.reload())
     except NotRunningError:
         typer.echo(f"no node runs in {sources.home}: the next start reads it")
         return
-    if written is not None and told.file != str(written.resolve()):
+    if settings_file is not None and reply.file != str(settings_file.resolve()):
         typer.echo(
-            f"the running node reads {told.file or 'no settings file'}: start it with "
-            f"--config {written}"
+            f"the running node reads {reply.file or 'no settings file'}: start it with "
+            f"--config {settings_file}"
         )
         return
-    _explain(told, keys_of(changes), "" if written is None else str(written.resolve()))
+    _explain(reply, keys_of(changes), "" if settings_file is None else str(settings_file.resolve()))
 
 
 def _tell_lost(home: Path) -> None:
@@ -113,16 +113,16 @@ def _tell_lost(home: Path) -> None:
             typer.echo(f"{home}: {fault}", err=True)
 
 
-def _explain(told: Reloaded, changed: Sequence[str], written: str) -> None:
-    """Say what became of the keys `changed` in the file `written`, "" for the home."""
-    decided = {key: told.overridden[key] for key in changed if key in told.overridden}
+def _explain(reply: Reloaded, changed_keys: Sequence[str], settings_file: str) -> None:
+    """Say what became of the keys `changed_keys` in the file `settings_file`, "" for the home."""
+    overrides = {key: reply.overridden[key] for key in changed_keys if key in reply.overridden}
     for text, keys in (
-        ("in use now", [key for key in told.applied if key in changed]),
-        ("after a restart (swarm-node stop, then swarm-node join)", told.pending),
+        ("in use now", [key for key in reply.applied if key in changed_keys]),
+        ("after a restart (swarm-node stop, then swarm-node join)", reply.pending),
         *(
             (f"not in use, {source} decides", [key])
-            for key, source in decided.items()
-            if source != written
+            for key, source in overrides.items()
+            if source != settings_file
         ),
     ):
         if keys:

@@ -93,28 +93,28 @@ def doctor(
     if facts is not None:
         if network:
             raise ConfigError("--facts is about another machine, and --network about this one")
-        looked, findings = find_elsewhere(settings, facts)
+        machine_facts, findings = find_elsewhere(settings, facts)
     else:
-        looked, findings = find(settings)
+        machine_facts, findings = find(settings)
     if network:
-        kept = [finding for finding in findings if finding.subject in _OF_NETWORK]
-        findings = [*find_network(settings), *kept]
+        network_findings = [finding for finding in findings if finding.subject in _OF_NETWORK]
+        findings = [*find_network(settings), *network_findings]
     elif facts is None:
         findings += find_reach(settings)
     if facts is None:  # not of another machine
-        findings = [each._replace(remedy=with_home(each.remedy, home)) for each in findings]
-    _show(findings, looked if json else None)
+        findings = [row._replace(remedy=with_home(row.remedy, home)) for row in findings]
+    _show(findings, machine_facts if json else None)
     raise typer.Exit(int(any(finding.level == "error" for finding in findings)))
 
 
-def _show(findings: Sequence[Finding], looked: Facts | None) -> None:
+def _show(findings: Sequence[Finding], facts: Facts | None) -> None:
     """Print findings, with the facts that they follow from as JSON."""
-    if looked is not None:
+    if facts is not None:
         from swarm_node.cli.home import json_of
         from swarm_node.node.preflight.stored import SCHEMA, stored
 
         rows = [finding._asdict() for finding in findings]
-        typer.echo(json_of({"schema": SCHEMA, "checks": rows, "facts": stored(looked)}))
+        typer.echo(json_of({"schema": SCHEMA, "checks": rows, "facts": stored(facts)}))
     else:
         from rich.console import Console
 
@@ -138,8 +138,8 @@ def find_elsewhere(settings: Settings, path: Path) -> tuple[Facts, list[Finding]
     facts, shape = read_facts(path, settings.home), shape_of(settings.model)
     settings = for_model(settings, shape)
     name, options = settings.environment.name, settings.environment.options
-    tried = try_environment(name, options, asks=True)
-    lengths = Lengths(tried.turns, prompt_bytes(tried, options))
+    trial = try_environment(name, options, asks=True)
+    lengths = Lengths(trial.turns, prompt_bytes(trial, options))
     findings = examine(facts, settings, shape, lengths)
     return facts, [finding for finding in findings if finding.subject in SUBJECTS]
 
@@ -170,39 +170,40 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
 
         settings = resumed(settings, home.checkpoints)
     shape, lengths = None, Lengths()
-    wrong: list[Finding] = []
+    problems: list[Finding] = []
     try:
-        tried = try_environment(settings.environment.name, settings.environment.options)
-        wrong += refused(of_choice(settings))
-        if tried.lists:
+        trial = try_environment(settings.environment.name, settings.environment.options)
+        problems += refused(of_choice(settings))
+        if trial.lists:
             rows = asyncio.run(examine_rows(settings.environment))
-            wrong += rows.findings
-            tried = tried._replace(prompt_bytes=rows.prompt_bytes, shortest=rows.shortest)
+            problems += rows.findings
+            trial = trial._replace(prompt_bytes=rows.prompt_bytes, shortest=rows.shortest)
     except ConfigError as error:
-        tried = None
-        wrong.append(Finding("environment", "error", *error.parted()))
+        trial = None
+        problems.append(Finding("environment", "error", *error.parted()))
     try:
         shape = shape_of(settings.model)
     except ModelError as error:
         if of_hub(settings.model) is None:
-            wrong.append(Finding("model", "error", *error.parted()))
+            problems.append(Finding("model", "error", *error.parted()))
     if shape is not None:
         settings = for_model(settings, shape)
-        wrong += _of_gguf(settings.model)
-    if tried is not None:
-        lengths = Lengths(tried.turns, prompt_bytes(tried, settings.environment.options))
-    if shape is not None and tried is not None and not home.in_use():
-        wrong += _of_model(settings, tried, home.checkpoints)
+        problems += _of_gguf(settings.model)
+    if trial is not None:
+        lengths = Lengths(trial.turns, prompt_bytes(trial, settings.environment.options))
+    if shape is not None and trial is not None and not home.in_use():
+        problems += _of_model(settings, trial, home.checkpoints)
     ticket = ticket_text(settings)
     run = settings.run
     listen = settings.network.listen
     facts = gather(home, run.device, listen, ticket, cards=run.trainer_processes)
     if shape is not None and not facts.running:
         facts = timed(facts, settings, shape)
-    found = examine(facts, settings, shape, lengths)
-    if shape is None and any(each.subject == "model" for each in wrong):
-        found = [each for each in found if each.subject != "model"]  # which says: after a download
-    return facts, found + [each for each in wrong if each not in found]
+    findings = examine(facts, settings, shape, lengths)
+    if shape is None and any(finding.subject == "model" for finding in problems):
+        # The finding says: after a download.
+        findings = [finding for finding in findings if finding.subject != "model"]
+    return facts, findings + [finding for finding in problems if finding not in findings]
 
 
 def _of_gguf(name: str) -> Iterator[Finding]:
@@ -215,7 +216,7 @@ def _of_gguf(name: str) -> Iterator[Finding]:
         yield Finding("model", "ok", str(gguf_model(Path(name).expanduser())[1]))
 
 
-def _of_model(settings: Settings, tried: Tried, checkpoints: Path) -> Iterator[Finding]:
+def _of_model(settings: Settings, trial: Tried, checkpoints: Path) -> Iterator[Finding]:
     """Report what a model that is here, and the newest checkpoint, are refused for."""
     from swarm_node.node.preflight.doctor import Finding
     from swarm_node.node.start.admission import of_model, refused
@@ -224,11 +225,11 @@ def _of_model(settings: Settings, tried: Tried, checkpoints: Path) -> Iterator[F
     if not local(settings.model):
         return
     try:
-        model = Model.read(settings.model, resolve(settings.model, told=lambda _: None))
+        model = Model.read(settings.model, resolve(settings.model, notify=lambda _: None))
     except ModelError as error:
         yield Finding("model", "error", *error.parted())
     else:
-        yield from refused(of_model(settings, model, tried, checkpoints))
+        yield from refused(of_model(settings, model, trial, checkpoints))
 
 
 def find_reach(settings: Settings) -> list[Finding]:
@@ -280,12 +281,16 @@ def find_network(settings: Settings) -> list[Finding]:
             ticket = parse_ticket(text, time.time())
             addresses += ticket.peers
             url = url or next(filter(None, map(coordinator_url, ticket.addresses)), "")
-    stored = stored_peers(home.database, MAX_PEERS)
+    peers = stored_peers(home.database, MAX_PEERS)
 
     async def tries() -> list[Finding]:
-        attempts, known = await asyncio.gather(try_addresses(addresses), try_stored(stored))
+        attempts, stored_attempts = await asyncio.gather(
+            try_addresses(addresses), try_stored(peers)
+        )
         return [
-            *judge_addresses(attempts, [*known, *([await try_coordinator(url)] if url else ())])
+            *judge_addresses(
+                attempts, [*stored_attempts, *([await try_coordinator(url)] if url else ())]
+            )
         ]
 
     return asyncio.run(tries())
@@ -302,8 +307,8 @@ def findings_view(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         mark, colour = _MARKS[finding.level]
         # Drivers and files of other machines wrote some of it.
-        told = Text(printable(finding.found), style="" if finding.level == "ok" else "bold")
+        text = Text(printable(finding.found), style="" if finding.level == "ok" else "bold")
         if finding.remedy:
-            told.append(f"\n→ {printable(finding.remedy)}", style=colour)
-        table.add_row(Text(mark, style=colour), finding.subject, told)
+            text.append(f"\n→ {printable(finding.remedy)}", style=colour)
+        table.add_row(Text(mark, style=colour), finding.subject, text)
     return table

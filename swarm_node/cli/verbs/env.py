@@ -59,7 +59,7 @@ def check(
     there. `--set environment.options.KEY=VALUE` gives options.
     """
     flags = task_flags(name, None, None, question, answer, choices, accept)
-    given = _named(model, flags, assign, config)
+    base_settings = _named(model, flags, assign, config)
     from swarm_node.cli.home import show
     from swarm_node.cli.verbs.evaluating import progress
     from swarm_node.library.measuring import Progress
@@ -70,10 +70,10 @@ def check(
     from swarm_node.policy.models.model import resolve
 
     directory = resolve(model)
-    settings = for_model(given, ModelConfig.from_directory(directory))
+    settings = for_model(base_settings, ModelConfig.from_directory(directory))
     table, sampling = settings.environment, settings.sampling
     with progress() as tell:
-        found = asyncio.run(
+        findings = asyncio.run(
             check_environment(
                 table.name,
                 table.options,
@@ -82,17 +82,17 @@ def check(
                 sampling,
                 completions,
                 accept=table.allow_invalid,
-                tell=lambda name, done, of: tell(Progress(name, done, of)),
+                tell=lambda name, count, of: tell(Progress(name, count, of)),
             )
         )
 
     def view() -> Any:
         from swarm_node.cli.views.status_view import findings_view
 
-        return findings_view(found)
+        return findings_view(findings)
 
-    show(json, {"schema": SCHEMA, "checks": found}, view)
-    raise typer.Exit(int(any(said.level == "bad" for said in found)))
+    show(json, {"schema": SCHEMA, "checks": findings}, view)
+    raise typer.Exit(int(any(finding.level == "bad" for finding in findings)))
 
 
 def _named(

@@ -56,10 +56,10 @@ def evaluate(
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.library.named import require_measured
 
-    assigned = parse_assignments(assign or [])
-    flags = {"home": home, "model": model, **assigned}
+    assignments = parse_assignments(assign or [])
+    flags = {"home": home, "model": model, **assignments}
     settings = load_settings(flags, config=config, with_home=True)
-    require_measured(settings, tasks, checkpoint, assigned, k, completions)
+    require_measured(settings, tasks, checkpoint, assignments, k, completions)
     from swarm_node.cli.views.pass_rates_view import pass_rates_view
     from swarm_node.library.measuring import measure
 
@@ -75,9 +75,9 @@ def evaluate(
                     home=home,
                     model=model,
                     config=config,
-                    assigned=assigned,
+                    overrides=assignments,
                     tell=tell,
-                    gone=_tell_gone,
+                    on_replaced=_tell_gone,
                 )
             )
         except KeyboardInterrupt:
@@ -92,8 +92,8 @@ def _ask_node(home: Path | None, json: bool) -> None:
     from swarm_node.cli.views.views import eval_view
     from swarm_node.node.figures.snapshot import SCHEMA
 
-    listed = {"schema": SCHEMA, **msgspec.to_builtins(point)}
-    show(json, listed, lambda: eval_view(point))
+    document = {"schema": SCHEMA, **msgspec.to_builtins(point)}
+    show(json, document, lambda: eval_view(point))
 
 
 @contextmanager
@@ -109,13 +109,13 @@ def progress() -> Iterator[Callable[[Progress], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     console = Console(stderr=True)
     with Bars(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
-        known = {}
+        task_ids = {}
 
         def tell(progress: Progress) -> None:
             name = progress.checkpoint
-            if name not in known:
-                known[name] = bars.add_task(name, total=progress.tasks)
-            bars.update(known[name], completed=progress.done)
+            if name not in task_ids:
+                task_ids[name] = bars.add_task(name, total=progress.tasks)
+            bars.update(task_ids[name], completed=progress.done)
 
         yield tell
 

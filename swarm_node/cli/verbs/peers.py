@@ -42,7 +42,7 @@ def peers(
     from swarm_node.cli.views.peers_view import peers_view
     from swarm_node.node.figures.snapshot import SCHEMA
 
-    listed = {
+    document = {
         "schema": SCHEMA,
         "peers": snapshot.peers,
         "former": snapshot.former,
@@ -50,7 +50,7 @@ def peers(
         "unmet_total": snapshot.unmet_total,
         "reach": snapshot.reach,
     }
-    show(json, listed, lambda: peers_view(snapshot, _given_names(home), groups=groups))
+    show(json, document, lambda: peers_view(snapshot, _given_names(home), groups=groups))
 
 
 def ping(
@@ -77,8 +77,8 @@ def ping(
     peer_id, name = meant_peer(peer, snapshot, names)
     reports: list[PingReport] = []
     direct = False
-    most = count or (_DIRECT_COUNT if until_direct else _COUNT)
-    for report in _pings(home, peer_id, most, timeout):
+    limit = count or (_DIRECT_COUNT if until_direct else _COUNT)
+    for report in _pings(home, peer_id, limit, timeout):
         reports.append(report)
         direct = direct or (report.seconds is not None and not report.via)
         if not json:
@@ -90,10 +90,10 @@ def ping(
     else:
         for line in _summary(reports, name):
             _say(line)
-    answered = any(report.seconds is not None for report in reports)
-    if answered and until_direct and not direct and not json:
+    has_answer = any(report.seconds is not None for report in reports)
+    if has_answer and until_direct and not direct and not json:
         _say("no direct link: docs/networking.md says which nodes behind NAT can have one")
-    if not answered or (until_direct and not direct):
+    if not has_answer or (until_direct and not direct):
         raise typer.Exit(1)
 
 
@@ -108,22 +108,24 @@ def meant_peer(text: str, snapshot: Snapshot, known_as: Mapping[str, str]) -> tu
     from swarm_node.node.members.people import SHORTEST
     from swarm_node.p2p.wire.identity import short_id
 
-    shown = called(snapshot, known_as)
+    names = called(snapshot, known_as)
     rows: list[PeerRow | UnmetRow] = [*snapshot.peers, *snapshot.former, *snapshot.unmet]
-    found = {row.peer_id: None for row in rows if name_of(row, known_as) == text}
+    matches = {row.peer_id: None for row in rows if name_of(row, known_as) == text}
     end = text.removeprefix("…")
-    if not found and len(end) >= SHORTEST:
-        found = {row.peer_id: None for row in rows if row.peer_id.endswith(end)}
-    if len(found) == 1:
-        (peer_id,) = found
-        return peer_id, shown[peer_id]
-    if found:
-        ends = ", ".join(sorted(map(short_id, found))[:8])
-        raise SwarmNodeError(f"{len(found)} peers are meant by {text!r}: give an id's end ({ends})")
-    close = difflib.get_close_matches(text, sorted(set(shown.values())), n=3)
-    near = f": did you mean {' or '.join(map(_clean, close))}?" if close else ""
+    if not matches and len(end) >= SHORTEST:
+        matches = {row.peer_id: None for row in rows if row.peer_id.endswith(end)}
+    if len(matches) == 1:
+        (peer_id,) = matches
+        return peer_id, names[peer_id]
+    if matches:
+        ends = ", ".join(sorted(map(short_id, matches))[:8])
+        raise SwarmNodeError(
+            f"{len(matches)} peers are meant by {text!r}: give an id's end ({ends})"
+        )
+    close = difflib.get_close_matches(text, sorted(set(names.values())), n=3)
+    hint = f": did you mean {' or '.join(map(_clean, close))}?" if close else ""
     raise SwarmNodeError(
-        f"this node knows no peer {text!r}{near or ': `swarm-node peers` lists names'}"
+        f"this node knows no peer {text!r}{hint or ': `swarm-node peers` lists names'}"
     )
 
 
@@ -131,10 +133,10 @@ def _pings(home: Path | None, peer_id: str, count: int, timeout: float) -> Itera
     """Yield the reports of `count` pings, a second apart, or of those before Ctrl-C."""
     try:
         for left in reversed(range(count)):
-            began = time.monotonic()
+            start_time = time.monotonic()
             yield ask(home, lambda client: client.ping(peer_id, timeout))
             if left:
-                time.sleep(max(0.0, began + _INTERVAL_SECONDS - time.monotonic()))
+                time.sleep(max(0.0, start_time + _INTERVAL_SECONDS - time.monotonic()))
     except KeyboardInterrupt:
         return
 
@@ -144,10 +146,10 @@ def _line(report: PingReport, name: str) -> str:
 
     if report.seconds is None:
         return f"no answer from {name}: {report.why.text if report.why else 'no reason is known'}"
-    how = f" ({place(report.address)}, direct)" if report.address else " directly"
+    route = f" ({place(report.address)}, direct)" if report.address else " directly"
     if report.via:
-        how = f" via relay {report.relay}"
-    return f"pong from {name}{how} in {milliseconds(report.seconds)} ms"
+        route = f" via relay {report.relay}"
+    return f"pong from {name}{route} in {milliseconds(report.seconds)} ms"
 
 
 def _summary(reports: list[PingReport], name: str) -> Iterator[str]:
@@ -159,16 +161,16 @@ def _summary(reports: list[PingReport], name: str) -> Iterator[str]:
         figures = min(trips), sum(trips) / len(trips), max(trips)
         text += ": least {}, mean {}, most {} ms".format(*map(milliseconds, figures))
     yield text
-    why = reports[-1].why if reports and not trips else None
-    if why is not None and why.remedy:
-        yield f"  → {why.remedy}"
+    cause = reports[-1].why if reports and not trips else None
+    if cause is not None and cause.remedy:
+        yield f"  → {cause.remedy}"
 
 
 def _given_names(home: Path | None) -> dict[str, str]:
     """The names that the owner of this home gave to tickets, by issuer key (hex)."""
     from swarm_node.node.members.admitting import admissions
 
-    return {made.issuer_key: made.name for made in admissions(chosen_home(home)).entries()}
+    return {ticket.issuer_key: ticket.name for ticket in admissions(chosen_home(home)).entries()}
 
 
 def _say(line: str) -> None:

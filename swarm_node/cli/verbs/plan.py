@@ -78,10 +78,10 @@ def plan(
     settings = for_model(settings, shape)
     machines = _machines(settings, memory, facts)
     name, options = settings.environment.name, settings.environment.options
-    tried = try_environment(name, options, asks=True)
-    lengths = Lengths(tried.turns, prompt_bytes(tried, options))
+    trial = try_environment(name, options, asks=True)
+    lengths = Lengths(trial.turns, prompt_bytes(trial, options))
     demand = demand_of(settings, shape, lengths)
-    cards = [PlannedCard(each, decide(demand, each)) for each in machines]
+    cards = [PlannedCard(machine, decide(demand, machine)) for machine in machines]
     if json:
         from swarm_node.cli.home import json_of
 
@@ -115,8 +115,8 @@ def _show(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> None:
     from swarm_node.policy.models.gguf.directory import gguf_model
     from swarm_node.policy.models.gguf.file import is_gguf
 
-    one = len(cards) == 1
-    view = card_view(name, shape, *cards) if one else cards_view(name, shape, cards)
+    is_single = len(cards) == 1
+    view = card_view(name, shape, *cards) if is_single else cards_view(name, shape, cards)
     # Outside a terminal, lines are wide enough not to wrap.
     Console(width=None if Console().is_terminal else 150, highlight=False).print(view)
     if is_gguf(name):
@@ -136,9 +136,9 @@ def shape_of(name: str) -> ModelConfig:
     from swarm_node.policy.models.shapes import known_shape
 
     path = Path(name).expanduser()
-    known = None if path.is_dir() else known_shape(name)
-    if known is not None:
-        return known
+    shape = None if path.is_dir() else known_shape(name)
+    if shape is not None:
+        return shape
     if is_gguf(name):
         return gguf_model(path)[0]
     if of_hub(name) is not None:
@@ -169,25 +169,25 @@ def parse_vram(text: str) -> int:
 def _plain(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> dict[str, Any]:
     rows = []
     for machine, decision in cards:
-        found, shown = decision.found, decision.plan
+        fit, memory_plan = decision.found, decision.plan
         row: dict[str, Any] = {
             "vram_bytes": machine.gpu.free if machine.gpu else 0,
-            "fits": found is not None,
+            "fits": fit is not None,
             "why": decision.why,
             "engine": decision.engine._asdict(),
             "instead": [*map(str, decision.instead)],
         }
-        if found is not None:
-            row |= {"training": asdict(found.training), "shares_base": found.shares_base}
-        if shown is not None:
+        if fit is not None:
+            row |= {"training": asdict(fit.training), "shares_base": fit.shares_base}
+        if memory_plan is not None:
             row |= {
-                "total_bytes": shown.total,
-                "parts_bytes": asdict(shown.parts),
-                "training": asdict(shown.training),
-                "sharing": shown.sharing,
-                "sleep_level": shown.sleep_level,
-                "rows": shown.rows,
-                "vllm": shown.engine.vllm_arguments() if found else None,
+                "total_bytes": memory_plan.total,
+                "parts_bytes": asdict(memory_plan.parts),
+                "training": asdict(memory_plan.training),
+                "sharing": memory_plan.sharing,
+                "sleep_level": memory_plan.sleep_level,
+                "rows": memory_plan.rows,
+                "vllm": memory_plan.engine.vllm_arguments() if fit else None,
             }
         rows.append(row)
     return {"schema": _SCHEMA, "model": name, "weights": shape.weight_count, "cards": rows}
@@ -212,7 +212,7 @@ def _machines(settings: Settings, vram: int | None, facts: Path | None) -> list[
     if facts is not None:
         return [machine_of(read_facts(facts, settings.home), settings)]
     if settings.run.device != "cpu" and gpu_memory() is not None:
-        here = this_machine(settings)
-        if here.gpu is not None:
-            return [here]
+        machine = this_machine(settings)
+        if machine.gpu is not None:
+            return [machine]
     return [card(settings, size * _GIB) for size in CARDS]

@@ -51,16 +51,16 @@ def serve(
     node until Ctrl-C, so that address and key survive restarts of the node. Without a running node,
     or with --checkpoint, it serves a saved checkpoint until Ctrl-C. The key opens only these paths.
     """
-    stored = any(each is not None for each in (checkpoint, model))
-    chosen = any(each is not None for each in (host, port, api_key, api_key_file))
-    if not stored and not chosen:
+    is_stored = any(option is not None for option in (checkpoint, model))
+    has_endpoint = any(option is not None for option in (host, port, api_key, api_key_file))
+    if not is_stored and not has_endpoint:
         try:
             _tell(ask(home, lambda client: client.served()))
         except NotRunningError:
             typer.echo(_NO_NODE, err=True)
         else:
             return
-    if stored or not chosen:
+    if is_stored or not has_endpoint:
         _require_stored(checkpoint, home, model, config)
     from swarm_node.library.endpoint import Endpoint, read_key
     from swarm_node.library.forwarding import serve_running
@@ -74,13 +74,13 @@ def serve(
 
     async def serving() -> None:
         _ends_at_sigterm()
-        told = partial(_listens, is_loopback=at.is_loopback)
-        if chosen and not stored:
+        announce = partial(_listens, is_loopback=at.is_loopback)
+        if has_endpoint and not is_stored:
             try:
-                await serve_running(told, at, home=home)
+                await serve_running(announce, at, home=home)
             except NotRunningError:
                 typer.echo(_NO_NODE, err=True)
-        await serve_stored(checkpoint, told, at=at, home=home, model=model, config=config)
+        await serve_stored(checkpoint, announce, at=at, home=home, model=model, config=config)
 
     with suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(serving())
@@ -103,10 +103,10 @@ def _ends_at_sigterm() -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
 
 
-def _listens(served: ServedAt, *, is_loopback: bool) -> None:
-    _tell(served)
+def _listens(service: ServedAt, *, is_loopback: bool) -> None:
+    _tell(service)
     typer.echo(
-        f"serving {served.model.id}, version {served.model.version}; Ctrl-C ends it", err=True
+        f"serving {service.model.id}, version {service.model.version}; Ctrl-C ends it", err=True
     )
     if not is_loopback:
         typer.echo(
@@ -117,10 +117,10 @@ def _listens(served: ServedAt, *, is_loopback: bool) -> None:
     sys.stdout.flush()
 
 
-def _tell(served: ServedAt) -> None:
-    typer.echo(f"export OPENAI_BASE_URL={served.url}")
-    typer.echo(f'export OPENAI_API_KEY="$(cat {shlex.quote(str(served.key))})"')
-    typer.echo(f"# model: {_plain(served.model.id)}")
+def _tell(service: ServedAt) -> None:
+    typer.echo(f"export OPENAI_BASE_URL={service.url}")
+    typer.echo(f'export OPENAI_API_KEY="$(cat {shlex.quote(str(service.key))})"')
+    typer.echo(f"# model: {_plain(service.model.id)}")
 
 
 def _plain(name: str) -> str:

@@ -47,8 +47,8 @@ def simulate(
     from swarm_node.policy.models.model import require_model
 
     delays, paces, models = range_of("--delay", delay), range_of("--speeds", speeds), model or []
-    for each in models:
-        require_model(each)
+    for name in models:
+        require_model(name)
     if report is not None:
         require_report(report)
     from swarm_node.simulation.run import run_simulation, simulation_settings
@@ -73,14 +73,16 @@ def simulate(
     run_simulation(scenario, simulation_settings(seed, flags, assign or []), report)
 
 
-def range_of(option: str, text: str, by: str = ",") -> tuple[float, float]:
+def range_of(option: str, text: str, separator: str = ",") -> tuple[float, float]:
     """The two numbers of an option's `text`.
 
     Raises:
         ConfigError: it is something else.
     """
     try:
-        low, high = map(float, text.split(by))
+        low, high = map(float, text.split(separator))
     except ValueError:
-        raise ConfigError(f"{option} takes two numbers, such as 0.5{by}2, not {text!r}") from None
+        raise ConfigError(
+            f"{option} takes two numbers, such as 0.5{separator}2, not {text!r}"
+        ) from None
     return low, high

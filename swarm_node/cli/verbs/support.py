@@ -66,8 +66,8 @@ def support_bundle(
     place = chosen_home(home)
     secrets = known_secrets(place.path)
     parts = {name: cleaned(part, secrets) for name, part in _collected(place, config)}
-    listed = "\n".join(f"{name}  {len(part)} bytes" for name, part in parts.items())
-    parts["README.txt"] = _README.format(parts=listed).encode()
+    listing = "\n".join(f"{name}  {len(part)} bytes" for name, part in parts.items())
+    parts["README.txt"] = _README.format(parts=listing).encode()
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
@@ -75,12 +75,12 @@ def support_bundle(
     with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as z:
         for name, part in parts.items():
             z.writestr(name, part)
-    typer.echo(f"{out}\n{listed}")
+    typer.echo(f"{out}\n{listing}")
     typer.echo("It names peers and their addresses: read it before you pass it on.", err=True)
 
 
-def _refused(out: Path, why: str) -> HomeError:
-    return HomeError(f"cannot make {out}: {why}", "choose another --out")
+def _refused(out: Path, reason: str) -> HomeError:
+    return HomeError(f"cannot make {out}: {reason}", "choose another --out")
 
 
 def _collected(place: Home, config: Path | None) -> Iterator[tuple[str, bytes]]:
@@ -94,20 +94,20 @@ def _collected(place: Home, config: Path | None) -> Iterator[tuple[str, bytes]]:
     }
     for name, make in makers.items():
         try:
-            found = make()
+            content = make()
         except SwarmNodeError as error:
-            found = {"missing": str(error)}
-        yield name, json.dumps(found, indent=1, default=str).encode()
+            content = {"missing": str(error)}
+        yield name, json.dumps(content, indent=1, default=str).encode()
     for name, path in (("log.jsonl", place.log), ("metrics.jsonl", place.metrics)):
         yield name, b"".join(_tail(path))
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "platform": platform.platform()}
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
     for name in _PACKAGES:
         with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            versions[name] = metadata.version(name)
+    return versions
 
 
 def _checks(place: Home, config: Path | None) -> list[dict[str, Any]]:
@@ -124,9 +124,9 @@ def _settings(place: Home, config: Path | None) -> list[dict[str, Any]]:
     rows = []
     for key in explain_settings({"home": place.path}, config=config, with_home=True):
         if isinstance(key.value, Mapping):
-            held = key.value.items()
-            shown = {k: _GONE.decode() if _SECRET_OPTION.search(k) else v for k, v in held}
-            key = key._replace(value=shown)
+            items = key.value.items()
+            options = {k: _GONE.decode() if _SECRET_OPTION.search(k) else v for k, v in items}
+            key = key._replace(value=options)
         rows.append(key._asdict())
     return [row for row in rows if row["name"] != "ticket"]
 
@@ -147,13 +147,13 @@ def _status(place: Home) -> Any:
 
 def _listing(home: Path) -> list[dict[str, Any]]:
     """Names, sizes and modes, no contents."""
-    found = []
+    rows = []
     for path in sorted(home.rglob("*"))[:_LINES]:
         with suppress(OSError):
-            known = path.lstat()
-            row = {"name": str(path.relative_to(home)), "mode": oct(known.st_mode)}
-            found.append({**row, "size": known.st_size, "modified": known.st_mtime})
-    return found
+            info = path.lstat()
+            row = {"name": str(path.relative_to(home)), "mode": oct(info.st_mode)}
+            rows.append({**row, "size": info.st_size, "modified": info.st_mtime})
+    return rows
 
 
 def _tail(path: Path) -> list[bytes]:
@@ -164,36 +164,36 @@ def _tail(path: Path) -> list[bytes]:
 
 def known_secrets(home: Path) -> list[bytes]:
     """Every secret in a home, in the notations in which it could be written."""
-    found: list[bytes] = []
+    secrets: list[bytes] = []
     for path in chain.from_iterable(map(home.glob, _KEYS)):
         with suppress(OSError):
-            held = path.read_bytes()
-            found += [*_notations(held), *_notations(held.strip())]
+            content = path.read_bytes()
+            secrets += [*_notations(content), *_notations(content.strip())]
     for name in _HOLDERS:
         with suppress(OSError, ValueError):
             fields = json.loads((home / name).read_text())
             for text in filter(None, map(fields.get, _SECRET_FIELDS)):
-                found.append(str(text).encode())
+                secrets.append(str(text).encode())
                 with suppress(ValueError):
-                    found += _notations(bytes.fromhex(str(text)))
-    return sorted({each for each in found if len(each) >= 16}, key=len, reverse=True)
+                    secrets += _notations(bytes.fromhex(str(text)))
+    return sorted({secret for secret in secrets if len(secret) >= 16}, key=len, reverse=True)
 
 
 def _notations(secret: bytes) -> Iterable[bytes]:
     import base58
 
-    plain, url = base64.b64encode(secret), base64.urlsafe_b64encode(secret)
-    found = (
+    base64_text, url = base64.b64encode(secret), base64.urlsafe_b64encode(secret)
+    forms = (
         *(
             secret,
             repr(secret).encode()[2:-1],
             secret.hex().encode(),
             secret.hex().upper().encode(),
         ),
-        *(plain, plain.rstrip(b"="), url, url.rstrip(b"="), base58.b58encode(secret)),
+        *(base64_text, base64_text.rstrip(b"="), url, url.rstrip(b"="), base58.b58encode(secret)),
     )
-    escaped = (json.dumps(each.decode("latin-1")).encode()[1:-1] for each in found)
-    return (*found, *escaped)
+    escaped = (json.dumps(form.decode("latin-1")).encode()[1:-1] for form in forms)
+    return (*forms, *escaped)
 
 
 def cleaned(part: bytes, secrets: Iterable[bytes]) -> bytes:
@@ -203,6 +203,6 @@ def cleaned(part: bytes, secrets: Iterable[bytes]) -> bytes:
 
     for secret in secrets:
         part = part.replace(secret, _GONE)
-    if len(own := str(user_directory() or "")) > 1:
-        part = part.replace(own.encode(), b"~")
+    if len(user_home := str(user_directory() or "")) > 1:
+        part = part.replace(user_home.encode(), b"~")
     return re.sub(re.escape(PREFIX.encode()) + rb"[\w-]+", _GONE, part)

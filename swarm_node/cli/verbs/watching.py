@@ -68,11 +68,11 @@ def logs(
 
     place = chosen_home(home)
     journal = Journal(place.log, MAX_LOG_BYTES)
-    kept = [*journal.lines()]
-    if not kept and not follow:
+    log_lines = [*journal.lines()]
+    if not log_lines and not follow:
         raise HomeError(f"{place.path} has no log: `swarm-node join` writes it")
     try:
-        for line in kept[len(kept) - min(lines, len(kept)) :]:
+        for line in log_lines[len(log_lines) - min(lines, len(log_lines)) :]:
             typer.echo(line_of(line, json))
         for line in _newer(place.log) if follow else ():
             typer.echo(line_of(line, json))
@@ -91,10 +91,10 @@ def _newer(path: Path) -> Iterator[bytes]:
         if line:
             yield line
             continue
-        moved = path.exists() and (
+        is_rotated = path.exists() and (
             file is None or path.stat().st_ino != _inode(file) or path.stat().st_size < file.tell()
         )
-        if moved:
+        if is_rotated:
             if file is not None:
                 file.close()
             file = path.open("rb")

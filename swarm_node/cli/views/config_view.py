@@ -86,9 +86,9 @@ def _range(limits: Sequence[Any]) -> str:
     highs += [(item.lt, "<") for item in limits if hasattr(item, "lt")]
     if not lows and not highs:
         return ""
-    low, over = max(lows, default=("", ""))
-    high, under = min(highs, key=lambda limit: (limit[0], not limit[1]), default=("", ""))
-    return f" {over}{low}..{under}{high}"
+    low, low_sign = max(lows, default=("", ""))
+    high, high_sign = min(highs, key=lambda limit: (limit[0], not limit[1]), default=("", ""))
+    return f" {low_sign}{low}..{high_sign}{high}"
 
 
 def _kind(annotation: Any) -> str:
@@ -122,8 +122,8 @@ def config_view(keys: Sequence[SettingRow]) -> RenderableType:
         if key.in_force is not None:
             parts.append(f"(in force {escape(_shown(key.in_force))}; {HOME_SOURCE})")
         parts.append(f"  [cyan]{escape(key.choices)}[/]")
-        known = f"{key.description} {AT_ONCE}" if key.at_once else key.description
-        lines += [" ".join(parts), f"    [dim]{escape(known)}[/]"]
+        sentence = f"{key.description} {AT_ONCE}" if key.at_once else key.description
+        lines += [" ".join(parts), f"    [dim]{escape(sentence)}[/]"]
     return Group(*lines)
 
 
@@ -153,8 +153,8 @@ def config_toml(keys: Sequence[SettingRow]) -> str:
         place.add(tomlkit.comment(f"{key.description} [{key.choices}]"))
         value = _toml(key.value)
         if key.source == "default":
-            shown = "" if key.value is None else f" {value.as_string()}"
-            place.add(tomlkit.comment(f"{name} ={shown}"))
+            text = "" if key.value is None else f" {value.as_string()}"
+            place.add(tomlkit.comment(f"{name} ={text}"))
         else:
             place.add(name, value)
     return tomlkit.dumps(document)
@@ -173,8 +173,8 @@ def _toml(value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    plain = _plain(value)
-    return "-" if plain is None or plain in ("", [], {}) else str(plain)
+    data = _plain(value)
+    return "-" if data is None or data in ("", [], {}) else str(data)
 
 
 def _plain(value: Any) -> Any:

@@ -35,8 +35,8 @@ def live_screen(log_format: str = "auto") -> Screen | None:
     """A screen that draws, if `log_format` lets it and stderr is a terminal that can be drawn
     on."""
     console = Console(stderr=True, highlight=False)
-    drawn = log_format == "auto" and console.is_terminal and not console.is_dumb_terminal
-    return LiveScreen(console) if drawn else None
+    can_draw = log_format == "auto" and console.is_terminal and not console.is_dumb_terminal
+    return LiveScreen(console) if can_draw else None
 
 
 class LiveScreen(Screen):
@@ -100,20 +100,20 @@ class LiveScreen(Screen):
     def detach(self) -> None:
         self._ended.close()
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, end: Ended) -> None:
         self._ended.close()
-        self._console.print(f"stopped: {end_text(ended, self.home)}")
+        self._console.print(f"stopped: {end_text(end, self.home)}")
 
     def done(self) -> None:
         if self._began is not None:
-            (name, began), self._began = self._began, None
-            self._console.print(f"[green]✓[/] {name} [dim]{time.monotonic() - began:.1f} s[/]")
+            (name, start_time), self._began = self._began, None
+            self._console.print(f"[green]✓[/] {name} [dim]{time.monotonic() - start_time:.1f} s[/]")
 
     def _step(self) -> RenderableType:
         if self._began is None:
             return ""
-        name, began = self._began
-        return Spinner("dots", f"{name}… {time.monotonic() - began:.0f} s")
+        name, start_time = self._began
+        return Spinner("dots", f"{name}… {time.monotonic() - start_time:.0f} s")
 
 
 class Pages:
@@ -138,9 +138,9 @@ class Pages:
 
 def head(shot: Snapshot) -> RenderableType:
     """One line that names the node, and the keys."""
-    where = shot.addresses[0].partition("/p2p/")[0] if shot.addresses else shot.state
+    location = shot.addresses[0].partition("/p2p/")[0] if shot.addresses else shot.state
     name = shot.membership.name if shot.membership is not None else ""
-    words = (shot.swarm, shot.model, f"{name} {short_id(shot.peer_id)}".strip(), where)
+    words = (shot.swarm, shot.model, f"{name} {short_id(shot.peer_id)}".strip(), location)
     text = " · ".join((*map(plain, words), f"up {span(shot.seconds)}"))
     return Text.from_markup(f"[bold]{text}[/]  [dim]{_KEYS}[/]")
 
@@ -148,7 +148,9 @@ def head(shot: Snapshot) -> RenderableType:
 def node_view(shot: Snapshot) -> RenderableType:
     """A node in a few lines: its name, its health and its metrics."""
     rows = list(course(shot))
-    if last := [each.live.format(value) for _, each, value in figures(shot.last_step) if each.live]:
+    if last := [
+        figure.live.format(value) for _, figure, value in figures(shot.last_step) if figure.live
+    ]:
         rows.append(("last step", ", ".join(last)))
     return Group(head(shot), findings_view(shot.findings), figures_view(rows))
 
@@ -173,7 +175,7 @@ def single_keys(loop: asyncio.AbstractEventLoop, pressed: Callable[[str], None])
         yield
         return
     descriptor = sys.stdin.fileno()
-    before = termios.tcgetattr(descriptor)
+    attributes = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
 
     def typed() -> None:
@@ -192,23 +194,23 @@ def single_keys(loop: asyncio.AbstractEventLoop, pressed: Callable[[str], None])
     finally:
         loop.remove_reader(descriptor)
         with suppress(termios.error):  # the terminal is gone
-            termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+            termios.tcsetattr(descriptor, termios.TCSADRAIN, attributes)
 
 
 async def watch(
     console: Console, poll: Callable[[], Awaitable[Snapshot]], seconds: float = _REFRESH_SECONDS
 ) -> None:
     """Draw a node until "q": `poll` gives its snapshot."""
-    loop, pages, over, key = asyncio.get_running_loop(), Pages(), asyncio.Event(), asyncio.Event()
+    loop, pages, stop, key = asyncio.get_running_loop(), Pages(), asyncio.Event(), asyncio.Event()
 
-    def pressed(typed: str) -> None:
-        if typed == "q":
-            over.set()
-        pages.turn(typed)
+    def pressed(character: str) -> None:
+        if character == "q":
+            stop.set()
+        pages.turn(character)
         key.set()
 
     with Live(console=console, auto_refresh=False, screen=True) as live, single_keys(loop, pressed):
-        while not over.is_set():
+        while not stop.is_set():
             live.update(pages.drawn(await poll()), refresh=True)
             key.clear()
             with suppress(TimeoutError):

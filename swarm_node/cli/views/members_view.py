@@ -37,40 +37,40 @@ class TicketRow(msgspec.Struct, frozen=True):
 
 def ticket_rows(
     admissions: Sequence[IssuedTicket],
-    came: Mapping[str, Sequence[str]],
-    tried: Mapping[str, Sequence[str]],
-    met: Sequence[PeerRow],
-    revoked: frozenset[str],
+    holder_ids: Mapping[str, Sequence[str]],
+    late_ids: Mapping[str, Sequence[str]],
+    met_peers: Sequence[PeerRow],
+    revoked_keys: frozenset[str],
     blocks: Sequence[Block],
     now: float,
-    stale: Sequence[IssuedTicket] = (),
+    stale_tickets: Sequence[IssuedTicket] = (),
 ) -> list[TicketRow]:
-    """Rows of the ledger. Of its holders, the home stores the ids `came`, by issuer key, and the
-    running node has `met` some. The home stores too who `tried` a used one. `revoked` are keys in
-    hex. `stale` tickets are out of date."""
-    known: defaultdict[str, dict[str, None]] = defaultdict(dict)
-    for key, ids in came.items():
-        known[key] |= dict.fromkeys(ids)
-    for peer in met:
-        if peer.peer_id in tried.get(peer.issuer_key, ()):
+    """Rows of the ledger. Of its holders, the home stores `holder_ids` by issuer key, the running
+    node has met `met_peers`, and `late_ids` showed a ticket after it was used up. `revoked_keys`
+    are in hex. `stale_tickets` are out of date."""
+    peer_ids: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for key, ids in holder_ids.items():
+        peer_ids[key] |= dict.fromkeys(ids)
+    for peer in met_peers:
+        if peer.peer_id in late_ids.get(peer.issuer_key, ()):
             continue
-        known[peer.issuer_key][peer.peer_id] = None
-    blocked = {block.issuer_key for block in blocks}
+        peer_ids[peer.issuer_key][peer.peer_id] = None
+    blocked_keys = {block.issuer_key for block in blocks}
 
     def state(ticket: IssuedTicket) -> str:
-        if ticket.issuer_key in revoked:
+        if ticket.issuer_key in revoked_keys:
             return "revoked"
-        if ticket.issuer_key in blocked:
+        if ticket.issuer_key in blocked_keys:
             return "blocked"
         if ticket.expires <= now:
             return "expired"
         if ticket.delegate:
             return "delegate"
-        if not ticket.given and not known[ticket.issuer_key]:  # a coordinator may have given it
+        if not ticket.given and not peer_ids[ticket.issuer_key]:  # a coordinator may have given it
             return "in stock"
-        if 0 < ticket.uses <= len(known[ticket.issuer_key]):
+        if 0 < ticket.uses <= len(peer_ids[ticket.issuer_key]):
             return "used up"
-        if ticket in stale:
+        if ticket in stale_tickets:
             return "by others" if ticket.others else "leads nowhere"
         return "open"
 
@@ -81,29 +81,29 @@ def ticket_rows(
             ticket.made,
             ticket.expires,
             ticket.uses,
-            len(known[ticket.issuer_key]),
+            len(peer_ids[ticket.issuer_key]),
             state(ticket),
-            [*known[ticket.issuer_key]],
-            [*tried.get(ticket.issuer_key, ())],
+            [*peer_ids[ticket.issuer_key]],
+            [*late_ids.get(ticket.issuer_key, ())],
         )
         for ticket in admissions
     ]
 
 
 def members_view(
-    tickets: Sequence[TicketRow], blocks: Sequence[Block], met: Sequence[PeerRow] | None
+    tickets: Sequence[TicketRow], blocks: Sequence[Block], met_peers: Sequence[PeerRow] | None
 ) -> RenderableType:
-    """Peers, then blocks and tickets, those in stock in one line. `met` is None where no node
+    """Peers, then blocks and tickets, those in stock in one line. `met_peers` is None where no node
     runs."""
     parts: list[RenderableType] = []
-    if met is None:
+    if met_peers is None:
         parts.append("no node runs in this home, so nobody knows whom it has met")
-    elif not met:
+    elif not met_peers:
         parts.append("the node has met nobody yet")
     else:
         names = {ticket.issuer_key: ticket.name for ticket in tickets}
         table = Table("name", "peer", "issuer", "member", "last seen", title="met")
-        for peer in met:
+        for peer in met_peers:
             table.add_row(
                 plain(names.get(peer.issuer_key, peer.name) or "?"),
                 plain(short_id(peer.peer_id)),
@@ -114,20 +114,20 @@ def members_view(
         parts.append(table)
     for block in blocks:
         parts.append(f"blocked here since {day_of(block.since)}: {plain(block.name)}")
-    given = [ticket for ticket in tickets if ticket.state != "in stock"]
+    issued_tickets = [ticket for ticket in tickets if ticket.state != "in stock"]
     stock = [ticket for ticket in tickets if ticket.state == "in stock"]
-    if given:
-        parts.append(_tickets_table(given))
-    for ticket in given:
+    if issued_tickets:
+        parts.append(_tickets_table(issued_tickets))
+    for ticket in issued_tickets:
         if ticket.tried:
             parts.append(
                 f"{plain(ticket.name)} is used up, and tried by {_ids(ticket.tried)}: if you do "
                 "not know them, somebody has a copy of the ticket"
             )
     if stock:
-        until = day_of(min(ticket.expires for ticket in stock))
+        end_date = day_of(min(ticket.expires for ticket in stock))
         count = "1 ticket" if len(stock) == 1 else f"{len(stock)} tickets"
-        parts.append(f"in stock, until {until}: {count} (`swarm-node invite` takes the next)")
+        parts.append(f"in stock, until {end_date}: {count} (`swarm-node invite` takes the next)")
     if not tickets:
         parts.append("no tickets were made in this home (`swarm-node invite --help`)")
     return Group(*parts)
@@ -149,6 +149,6 @@ def _tickets_table(tickets: Sequence[TicketRow]) -> Table:
 
 
 def _ids(peer_ids: Sequence[str]) -> str:
-    shown = [short_id(peer_id) for peer_id in peer_ids[:_MOST_HOLDERS]]
-    more = len(peer_ids) - len(shown)
-    return " ".join([*shown, f"and {more} more"] if more else shown)
+    ids = [short_id(peer_id) for peer_id in peer_ids[:_MOST_HOLDERS]]
+    hidden_count = len(peer_ids) - len(ids)
+    return " ".join([*ids, f"and {hidden_count} more"] if hidden_count else ids)

@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 def pass_rates_view(report: CheckpointsReport) -> RenderableType:
     """A line per checkpoint; of a single one, a line per family too."""
     table = Table(box=None, padding=(0, 2, 0, 0))
-    more = report.k > 1
+    has_pass_k = report.k > 1
     table.add_column("checkpoint", overflow="fold")
     for part in ("held-out", "train"):
         table.add_column(f"{part} pass@1", no_wrap=True)
-        if more:
+        if has_pass_k:
             table.add_column(f"{part} pass@{report.k}", no_wrap=True)
-    one = len(report.checkpoints) == 1
-    for each in report.checkpoints:
-        table.add_row(plain(each.checkpoint), *_cells(each, more))
-        if one and len(each.families) > 1:
-            for family, rates in each.families.items():
-                table.add_row(plain(f"  {family}"), *_cells(rates, more))
+    is_single = len(report.checkpoints) == 1
+    for checkpoint in report.checkpoints:
+        table.add_row(plain(checkpoint.checkpoint), *_cells(checkpoint, has_pass_k))
+        if is_single and len(checkpoint.families) > 1:
+            for family, rates in checkpoint.families.items():
+                table.add_row(plain(f"  {family}"), *_cells(rates, has_pass_k))
     return Group(table, *map(plain, _notes(report)))
 
 
-def _cells(rates: CheckpointRates | FamilyRates, more: bool) -> Iterator[str]:
+def _cells(rates: CheckpointRates | FamilyRates, has_pass_k: bool) -> Iterator[str]:
     for part in (rates.held_out, rates.train):
         yield _cell(part.pass_1 if part else None)
-        if more:
+        if has_pass_k:
             yield _cell(part.pass_k if part else None)
 
 
@@ -53,11 +53,11 @@ def _short(value: float) -> str:
 
 def _notes(report: CheckpointsReport) -> Iterator[str]:
     first = report.checkpoints[0]
-    shown = [("held-out", first.held_out), ("training", first.train)]
-    counted = [f"{number_of(part.tasks, f'{name} prompt')}" for name, part in shown if part]
-    each = number_of(report.completions, "completion")
+    parts = [("held-out", first.held_out), ("training", first.train)]
+    counts = [f"{number_of(part.tasks, f'{name} prompt')}" for name, part in parts if part]
+    samples = number_of(report.completions, "completion")
     yield (
-        f"{report.environment} {report.environment_version}: {', '.join(counted)}, {each} each, "
+        f"{report.environment} {report.environment_version}: {', '.join(counts)}, {samples} each, "
         f"temperature {report.temperature:g}"
     )
     methods = sorted(_methods(first.held_out, first.train))
@@ -65,6 +65,6 @@ def _notes(report: CheckpointsReport) -> Iterator[str]:
 
 
 def _methods(*parts: PassRates | None) -> set[str]:
-    said = {"wilson": "Wilson's", "bootstrap": "bootstrap over tasks"}
+    names = {"wilson": "Wilson's", "bootstrap": "bootstrap over tasks"}
     rates = [rate for part in parts if part for rate in (part.pass_1, part.pass_k) if rate]
-    return {said[rate.interval] for rate in rates}
+    return {names[rate.interval] for rate in rates}

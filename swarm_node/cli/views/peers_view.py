@@ -37,15 +37,15 @@ class PeersView:
         if not self._rows and not self._unmet:
             yield _NOBODY
             return
-        wide = options.max_width >= _LINKS_WIDTH
-        yield from [self._links()] if wide else map(self._link_lines, self._rows)
+        is_wide = options.max_width >= _LINKS_WIDTH
+        yield from [self._links()] if is_wide else map(self._link_lines, self._rows)
         for peer in self._rows:
-            if said := self._remarks(peer):
-                yield plain(f"{self._called[peer.peer_id]}: {said}")
+            if remarks := self._remarks(peer):
+                yield plain(f"{self._called[peer.peer_id]}: {remarks}")
             yield from _remedy(peer.why)
-        for each in self._unmet:
-            yield plain(f"{self._called[each.peer_id]}: {each.why.text}")
-            yield from _remedy(each.why)
+        for row in self._unmet:
+            yield plain(f"{self._called[row.peer_id]}: {row.why.text}")
+            yield from _remedy(row.why)
         if self._more > 0:
             yield f"and {self._more:,} more members that this node has not met"
         if self._groups and self._rows:
@@ -58,20 +58,20 @@ class PeersView:
         table = _table("name", "address", "link", "ms", "in", "out", "version", "seen")
         for peer in self._rows:
             table.add_row(*map(plain, self._link_cells(peer)))
-        for each in self._unmet:
-            table.add_row(*map(plain, (self._called[each.peer_id], *"-" * 7)))
+        for row in self._unmet:
+            table.add_row(*map(plain, (self._called[row.peer_id], *"-" * 7)))
         return table
 
     def _link_cells(self, peer: PeerRow) -> tuple[str, ...]:
-        link, known = self._link(peer), peer.bytes_in or peer.bytes_out
+        link, has_traffic = self._link(peer), peer.bytes_in or peer.bytes_out
         trip = None if link == "-" else peer.round_trip
         return (
             self._called[peer.peer_id],
             place(peer.address),
             link,
             "-" if trip is None else milliseconds(trip),
-            size(peer.bytes_in) if known else "-",
-            size(peer.bytes_out) if known else "-",
+            size(peer.bytes_in) if has_traffic else "-",
+            size(peer.bytes_out) if has_traffic else "-",
             str(peer.version),
             span(peer.seconds_since_seen),
         )
@@ -87,19 +87,21 @@ class PeersView:
         return self._called.get(relay) or short_id(relay)
 
     def _link_lines(self, peer: PeerRow) -> str:
-        name, address, link, trip, came, went, version, seen = self._link_cells(peer)
-        how = f"{name} {address} {link}, {trip} ms, seen {seen} ago"
-        return f"{plain(how)}\n  in {came}, out {went}, version {version}"
+        name, address, link, trip, received, sent, version, age = self._link_cells(peer)
+        summary = f"{name} {address} {link}, {trip} ms, seen {age} ago"
+        return f"{plain(summary)}\n  in {received}, out {sent}, version {version}"
 
     def _remarks(self, peer: PeerRow) -> str:
-        said = [peer.why.text] if peer.why else []
-        said += [f"rejected {counts(peer.rejected_by_reason)}"] if peer.rejected_by_reason else []
-        said += [f"uses {peer.environment}: nothing is exchanged"] if peer.environment else []
-        said += [f"another model ({peer.model})"] if peer.model else []
-        return "; ".join(said)
+        remarks = [peer.why.text] if peer.why else []
+        remarks += (
+            [f"rejected {counts(peer.rejected_by_reason)}"] if peer.rejected_by_reason else []
+        )
+        remarks += [f"uses {peer.environment}: nothing is exchanged"] if peer.environment else []
+        remarks += [f"another model ({peer.model})"] if peer.model else []
+        return "; ".join(remarks)
 
-    def _of_groups(self, wide: bool) -> Iterator[RenderableType]:
-        if not wide:
+    def _of_groups(self, is_wide: bool) -> Iterator[RenderableType]:
+        if not is_wide:
             yield from map(self._group_lines, self._rows)
             return
         table = _table("name", "peer", "member", "accepted", "sent", "trained on", "useful")
@@ -118,9 +120,9 @@ class PeersView:
 
     def _group_lines(self, peer: PeerRow) -> str:
         name = f"{who(peer, self._known_as)} {short_id(peer.peer_id)} {standing(peer)}"
-        counted = f"accepted {peer.accepted} of {peer.announced}, sent {peer.sent}"
+        totals = f"accepted {peer.accepted} of {peer.announced}, sent {peer.sent}"
         of_use = f"trained on {peer.trained_fraction:.0%}, useful {peer.useful_fraction:.2f}"
-        return f"{plain(name)}\n  {counted}, {of_use}"
+        return f"{plain(name)}\n  {totals}, {of_use}"
 
 
 def peers_view(
@@ -160,19 +162,19 @@ def milliseconds(seconds: float) -> str:
 def size(count: int) -> str:
     """A number of bytes: 812 B, 3.4 kB, 12 MB."""
     value, unit = float(count), "B"
-    for larger in ("kB", "MB", "GB", "TB"):
+    for next_unit in ("kB", "MB", "GB", "TB"):
         if value < 999.5:
             break
-        value, unit = value / 1e3, larger
+        value, unit = value / 1e3, next_unit
     return f"{value:.1f} {unit}" if unit != "B" and value < 9.95 else f"{value:.0f} {unit}"
 
 
 def place(address: str) -> str:
     """HOST:PORT of a multiaddr, "-" for none."""
-    found = split_endpoint(address)
-    if found is None:
+    endpoint = split_endpoint(address)
+    if endpoint is None:
         return "-"
-    return host_and_port(*found[1:])
+    return host_and_port(*endpoint[1:])
 
 
 def _table(*titles: str) -> Table:
@@ -182,6 +184,6 @@ def _table(*titles: str) -> Table:
     return table
 
 
-def _remedy(why: Said | None) -> Iterator[str]:
-    if why is not None and why.remedy and why.level != "good":
-        yield plain(f"  → {why.remedy}")
+def _remedy(cause: Said | None) -> Iterator[str]:
+    if cause is not None and cause.remedy and cause.level != "good":
+        yield plain(f"  → {cause.remedy}")

@@ -48,26 +48,30 @@ class _Cards:
         for heading in ("weights", "optim-\nizer", "KV\ncache", "activa-\ntions", "other", "peak"):
             table.add_column(heading, justify="right")
         for card in self._cards:
-            size, shown, fits = _size(card), _planned(card), card.decision.found is not None
+            size, plan, is_feasible = _size(card), _planned(card), card.decision.found is not None
             table.add_row(
                 size,
-                *(_choices(shown, card.decision.engine) if fits else ("[red]too small[/]", "", "")),
-                *map(_gib, shown.parts.summary().values()),
-                _gib(shown.total),
-                style=None if fits else "dim",
+                *(
+                    _choices(plan, card.decision.engine)
+                    if is_feasible
+                    else ("[red]too small[/]", "", "")
+                ),
+                *map(_gib, plan.parts.summary().values()),
+                _gib(plan.total),
+                style=None if is_feasible else "dim",
             )
         return table
 
     def _lines(self, card: PlannedCard) -> str:
-        shown, decision = _planned(card), card.decision
-        parts = ", ".join(f"{part} {_gib(size)}" for part, size in shown.parts.summary().items())
+        plan, decision = _planned(card), card.decision
+        parts = ", ".join(f"{part} {_gib(size)}" for part, size in plan.parts.summary().items())
         head = f"[bold]{_size(card)} GiB[/]: "
         if decision.found is None:
             head += "[red]too small[/]"
         else:
-            trains, micro_batch, answers = _choices(shown, decision.engine)
+            trains, micro_batch, answers = _choices(plan, decision.engine)
             head += f"{trains}, micro-batch {micro_batch.strip()}, {answers} concurrent sequences"
-        return f"{head}\n  peak {_gib(shown.total)}: {parts}"
+        return f"{head}\n  peak {_gib(plan.total)}: {parts}"
 
 
 def _planned(card: PlannedCard) -> Plan:
@@ -105,48 +109,48 @@ def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableTyp
     """One machine: the memory of each part of its card, and how `join` would use it."""
     machine, decision = card
     sampler = "vLLM" if decision.engine.vllm else "the built-in sampler"
-    sampled = f"Sampled by {sampler}: {escape(decision.engine.why)}."
+    sampler_note = f"Sampled by {sampler}: {escape(decision.engine.why)}."
     title = _title(name, shape, decision.job)
     if machine.gpu is None or decision.plan is None:
-        return Group(title, "", _on_cpu(machine, decision, shape), sampled)
-    job, shown, vram = decision.job, decision.plan, machine.gpu.free
+        return Group(title, "", _on_cpu(machine, decision, shape), sampler_note)
+    job, plan, vram = decision.job, decision.plan, machine.gpu.free
     table = Table(box=None, show_header=False, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="crop")
-    scale = max(vram, shown.total)
-    explained = _explained(shown, job)
-    for part, bytes_of in shown.parts.summary().items():
+    scale = max(vram, plan.total)
+    explained = _explained(plan, job)
+    for part, bytes_of in plan.parts.summary().items():
         table.add_row(part, _gib(bytes_of), _bar(bytes_of, scale), _dim(explained[part]))
-    if shown.sharing == "sleep":
-        spared = shown.parts.total() - shown.total
+    if plan.sharing == "sleep":
+        spared = plan.parts.total() - plan.total
         table.add_row("never at once", f"-{_gib(spared)}", "", _dim("the sampler sleeps"))
-    table.add_row("[bold]peak[/]", f"[bold]{_gib(shown.total)}[/]", _bar(shown.total, scale))
+    table.add_row("[bold]peak[/]", f"[bold]{_gib(plan.total)}[/]", _bar(plan.total, scale))
     size = f"{vram / _GIB:.4g} GiB" + f" on each of {job.processes} GPUs" * (job.processes > 1)
     if decision.found is None:
-        short = "" if not shown.fits() else f" {escape(decision.why)}:"
-        answer = f"[red]Does not fit[/] into {size}:{short} {escape(decision.advice)}."
+        shortage = "" if not plan.fits() else f" {escape(decision.why)}:"
+        answer = f"[red]Does not fit[/] into {size}:{shortage} {escape(decision.advice)}."
     else:
-        left = _gib(vram - shown.total)
+        left = _gib(vram - plan.total)
         answer = f"[green]Fits[/] into {size}, {left} stay free. `join` would use "
-        answer += f"{shown.described()}."
-    return Group(title, "", table, "", answer, sampled)
+        answer += f"{plan.described()}."
+    return Group(title, "", table, "", answer, sampler_note)
 
 
 def _on_cpu(machine: Machine, decision: Decision, shape: ModelConfig) -> str:
     if decision.found is None:
         return f"[red]Does not fit[/]: {escape(decision.why)}: {escape(decision.advice)}."
-    found = decision.found
-    rank = found.training.lora_rank
-    what = f"LoRA of rank {rank}" if rank else "full fine-tuning"
-    what += f" in {found.where.products}"
+    fit = decision.found
+    rank = fit.training.lora_rank
+    method = f"LoRA of rank {rank}" if rank else "full fine-tuning"
+    method += f" in {fit.where.products}"
     free = f"{machine.free / 1e9:.1f} GB of RAM"
-    parts = found.parts(shape)
-    each = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in parts.summary().items())
-    told = f"[green]Fits[/] into {free}, {parts.total() / 1e9:.1f} GB at the peak ({each}). `join` "
-    told += f"would use {what} on the CPU, in micro-batches of "
-    told += f"{found.training.micro_batch_tokens:,} tokens."
-    return f"{told} {escape(found.numbers)}." if found.numbers else told
+    parts = fit.parts(shape)
+    breakdown = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in parts.summary().items())
+    text = f"[green]Fits[/] into {free}, {parts.total() / 1e9:.1f} GB at the peak ({breakdown}). "
+    text += f"`join` would use {method} on the CPU, in micro-batches of "
+    text += f"{fit.training.micro_batch_tokens:,} tokens."
+    return f"{text} {escape(fit.numbers)}." if fit.numbers else text
 
 
 def _title(name: str, shape: ModelConfig, job: Job) -> str:

@@ -18,7 +18,7 @@ def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> Rendera
     if not rows:
         return "no answers yet: the node has just started"
     names = {peer.peer_id: peer.name for peer in peers}
-    shown: list[RenderableType] = []
+    sections: list[RenderableType] = []
     for family in dict.fromkeys(row.family for row in rows):
         table = Table.grid(padding=(0, 1))
         table.add_column(no_wrap=True)
@@ -26,9 +26,9 @@ def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> Rendera
         for row in rows:
             if row.family != family:
                 continue
-            who = names.get(row.author) or short_id(row.author) if row.author else "local"
+            author = names.get(row.author) or short_id(row.author) if row.author else "local"
             mark = "[green]✓[/]" if row.reward > 0.5 else "[red]✗[/]"
-            name, question = f"  {plain(who)} v{row.version}", plain(_line(row.prompt))
+            name, question = f"  {plain(author)} v{row.version}", plain(_line(row.prompt))
             if not row.dialogue:
                 table.add_row(name, f"{question} → {_said(row.completion)} {mark}")
                 continue
@@ -38,9 +38,9 @@ def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> Rendera
                     ("observation", plain(_line(text))) if place % 2 else ("node", _said(text))
                 )
                 table.add_row(f"    {speaker}", words)
-        shown += [f"[bold]{plain(family)}[/]", table]
+        sections += [f"[bold]{plain(family)}[/]", table]
     legend = "v: the policy version that sampled it; ✓ ✗ as scored here"
-    return Group(*shown, f"[dim]{legend}[/]")
+    return Group(*sections, f"[dim]{legend}[/]")
 
 
 def _said(text: str) -> str:

@@ -34,15 +34,15 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 def status_view(snapshot: Snapshot) -> RenderableType:
     """The verdict, the figures, and everything that the owner should look at."""
-    first, *others = snapshot.findings or [Said("", "good", snapshot.state)]
+    first, *rest = snapshot.findings or [Said("", "good", snapshot.state)]
     examples = examples_view(snapshot) if first.kind in _OF_COMPLETIONS else ()
-    told = {f"{said.text}: {said.remedy}" for said in snapshot.findings}
+    told = {f"{finding.text}: {finding.remedy}" for finding in snapshot.findings}
     alarms = [Said("alarm", "bad", alarm) for alarm in snapshot.alarms if alarm not in told]
     return Group(
         findings_view([first]),
         *examples,
         figures_view(figures(snapshot)),
-        findings_view([*others, *alarms]),
+        findings_view([*rest, *alarms]),
     )
 
 
@@ -51,11 +51,11 @@ def findings_view(findings: Sequence[Said]) -> RenderableType:
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column()
     table.add_column(overflow="fold")
-    for said in findings:
-        sign, colour = SIGNS[said.level]
-        table.add_row(f"[{colour}]{sign}[/]", f"[{colour}]{plain(said.text)}[/]")
-        if said.remedy:
-            table.add_row("→", plain(said.remedy))
+    for finding in findings:
+        sign, colour = SIGNS[finding.level]
+        table.add_row(f"[{colour}]{sign}[/]", f"[{colour}]{plain(finding.text)}[/]")
+        if finding.remedy:
+            table.add_row("→", plain(finding.remedy))
     return table
 
 
@@ -79,8 +79,8 @@ def examples_view(shot: Snapshot) -> Iterator[str]:
 
 def _state(shot: Snapshot) -> str:
     """The state. Only a running node has been in it since its start."""
-    since = f"for {span(shot.seconds)}" if shot.state == "running" else ""
-    return f"{shot.state} {since or f'(started {span(shot.seconds)} ago)'}"
+    duration = f"for {span(shot.seconds)}" if shot.state == "running" else ""
+    return f"{shot.state} {duration or f'(started {span(shot.seconds)} ago)'}"
 
 
 def figures(shot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -109,11 +109,11 @@ def coordinator(row: CoordinatorRow, now: float) -> str:
     """Exchange of a node with its coordinator, in words, at the Unix second `now`."""
     if row.answers is None:
         return f"{row.url}: not asked yet"
-    said = f"{row.url}: {number_of(row.introduced, 'peer')}"
-    said += f", last report {span(now - row.reported)} ago" if row.reported else ", no report yet"
+    text = f"{row.url}: {number_of(row.introduced, 'peer')}"
+    text += f", last report {span(now - row.reported)} ago" if row.reported else ", no report yet"
     if not row.answers:
-        return f"{said}; {row.fault}"
-    return f"{said}; its reputation lowers {number_of(row.lowered, 'peer')}"
+        return f"{text}; {row.fault}"
+    return f"{text}; its reputation lowers {number_of(row.lowered, 'peer')}"
 
 
 def course(shot: Snapshot) -> Iterator[tuple[str, str]]:
@@ -150,9 +150,9 @@ def steps(shot: Snapshot) -> str:
     if shot.skipped_batches:
         text += f", {shot.skipped_batches:,} skipped"
     if row is not None and row.local_per_step is not None and row.external_per_step is not None:
-        whole = row.local_per_step + row.external_per_step
+        total = row.local_per_step + row.external_per_step
         text += f", {row.steps_per_second:.2g}/s; groups in each: {row.local_per_step:.1f} local"
-        text += f", {row.external_per_step:.1f} external ({row.external_per_step / whole:.0%})"
+        text += f", {row.external_per_step:.1f} external ({row.external_per_step / total:.0%})"
     return text
 
 
@@ -168,17 +168,17 @@ def local_groups(shot: Snapshot) -> str:
     return text
 
 
-def truncated(recent: RecentRow) -> str:
+def truncated(row: RecentRow) -> str:
     """Recent completions that ended for want of tokens."""
-    share = recent.truncated / recent.completions
-    text = f"{recent.truncated:,} of the last {recent.completions:,} completions ({share:.0%})"
+    share = row.truncated / row.completions
+    text = f"{row.truncated:,} of the last {row.completions:,} completions ({share:.0%})"
     return f"{text}, at sampling.max_new_tokens"
 
 
 def external_groups(shot: Snapshot) -> str:
     """External groups accepted, and how many were trained on."""
-    there = [peer for peer in shot.peers if peer.seconds_since_seen <= SEEN_SECONDS]
-    givers = sum(peer.accepted > 0 for peer in there)
+    recent_peers = [peer for peer in shot.peers if peer.seconds_since_seen <= SEEN_SECONDS]
+    givers = sum(peer.accepted > 0 for peer in recent_peers)
     whom = number_of(givers, "peer") if givers or not shot.groups.accepted else "peers now gone"
     text = f"{shot.groups.accepted:,} accepted from {whom}"
     return f"{text}, {shot.groups.trained_external:,} trained on"
@@ -186,7 +186,7 @@ def external_groups(shot: Snapshot) -> str:
 
 def rejected(shot: Snapshot) -> str:
     """Count what peers sent and this node rejected, by reason."""
-    return counts({why: n for why, n in shot.rejected.items() if why not in _FAILED_PULLS})
+    return counts({reason: n for reason, n in shot.rejected.items() if reason not in _FAILED_PULLS})
 
 
 def busy(shot: Snapshot) -> str:
@@ -203,15 +203,15 @@ def curve(evals: list[EvalPoint], width: int) -> str:
     What was measured with another split stands apart."""
     if not evals:
         return "not measured yet"
-    before, points = parted(evals)
+    old_points, points = parted(evals)
     text, last = f"{points[-1].reward:.2f}", points[-1]
     if len(points) > 1:
         way = bars([point.reward for point in points], width)
         text = f"{points[0].reward:.2f} {way} {text}"
     if last.train is not None:
         text += f"; training prompts {last.train:.2f}"
-    if before:
-        text += f"; {before[-1].reward:.2f} before (another split)"
+    if old_points:
+        text += f"; {old_points[-1].reward:.2f} before (another split)"
     return text
 
 
@@ -233,19 +233,19 @@ def cut(text: str, width: int) -> str:
 def _membership(row: MembershipRow | None) -> str:
     if row is None:
         return "not known yet"
-    until = f"until {day_of(row.until)}" if row.standing == "member" else row.standing
-    return f"{row.name}, {until}"
+    status = f"until {day_of(row.until)}" if row.standing == "member" else row.standing
+    return f"{row.name}, {status}"
 
 
 def _relays(snapshot: Snapshot) -> str:
     row = snapshot.relaying
     if row is None:
         return ""
-    said = [f"{row.relayed} of {row.asked} requests relayed"] if row.relayed else []
+    parts = [f"{row.relayed} of {row.asked} requests relayed"] if row.relayed else []
     if row.kept:
         names = ", ".join(relay_name(relay, snapshot.peers) for relay in row.kept)
-        said.append(f"reached via {names}")
+        parts.append(f"reached via {names}")
     if row.serves or row.requests:
-        said.append(f"forwarded {row.requests} for others, {row.bytes / 1e6:.1f} MB")
-        said.append(f"refused {counts(row.refused)}")
-    return "; ".join(said)
+        parts.append(f"forwarded {row.requests} for others, {row.bytes / 1e6:.1f} MB")
+        parts.append(f"refused {counts(row.refused)}")
+    return "; ".join(parts)

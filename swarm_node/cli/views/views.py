@@ -60,10 +60,10 @@ def eval_view(point: EvalPoint) -> RenderableType:
     table = Table("family", "reward", title=f"held-out prompts, policy version {point.version}")
     for family, reward in sorted(point.families.items()):
         table.add_row(family, f"{reward:.2f}")
-    external = "-" if point.external_only is None else f"{point.external_only:.3f}"
+    external_mean = "-" if point.external_only is None else f"{point.external_only:.3f}"
     train = "-" if point.train is None else f"{point.train:.3f}"
-    means = f"all {point.reward:.3f}   local {point.local:.3f}   external-only {external}"
-    return Group(table, f"{means}   training prompts {train}")
+    summary = f"all {point.reward:.3f}   local {point.local:.3f}   external-only {external_mean}"
+    return Group(table, f"{summary}   training prompts {train}")
 
 
 def choices_view() -> RenderableType:

@@ -65,10 +65,10 @@ class _ServerClass:
     ) -> None:
         self._cls = cls
         self._action = action
-        alone = len(fields) == 1 and action.model_fields[fields[0]].annotation is str
-        self._text_field = fields[0] if alone else None
+        is_text = len(fields) == 1 and action.model_fields[fields[0]].annotation is str
+        self._text_field = fields[0] if is_text else None
         self._instruction = instruction
-        self._form = "" if alone else _form(action, fields)
+        self._form = "" if is_text else _form(action, fields)
         self._tasks = Tasks(cls, None, 0.0)
         self.name = cls.__name__
         self.turns = turns
@@ -86,29 +86,29 @@ class _ServerClass:
         parts = (self._instruction, self.question(task), self._form)
         return "\n".join(part for part in parts if part)
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         def words(opening: str, observation: Any) -> str | None:
             return None if observation is None or observation.done else _shown(observation)
 
-        return self._played(task, said, words)
+        return self._played(task, completions, words)
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
+    def judge(self, task: Task, completions: Sequence[str]) -> float:
         def reward(opening: str, observation: Any) -> float:
             return 0.0 if observation is None else float(observation.reward or 0.0)
 
-        return self._played(task, said, reward)
+        return self._played(task, completions, reward)
 
     def _played(
-        self, task: Task, said: Sequence[str], result: Callable[[str, Any], _Result]
+        self, task: Task, completions: Sequence[str], result: Callable[[str, Any], _Result]
     ) -> _Result:
-        """Play a new episode up to all that was `said`. `result` is made of the first words and
-        the last observation: None after a text that is no action, which ends the episode."""
+        """Play a new episode up to the last of `completions`. `result` is made of the first words
+        and the last observation: None after a text that is no action, which ends the episode."""
         seed, episode = task.payload
         with seeded(episode.seed):
             environment = self._cls()
             observation = environment.reset(seed=seed)
             opening = _shown(observation)
-            for text in said:
+            for text in completions:
                 action = self._read(text)
                 if action is None:
                     return result(opening, None)
@@ -129,14 +129,14 @@ class _ServerClass:
 
 def _form(action: Any, fields: Sequence[str]) -> str:
     properties = action.model_json_schema().get("properties", {})
-    kept = {name: properties[name] for name in fields}
-    return f"Answer with a JSON object of these fields: {json.dumps(kept)}"
+    schemas = {name: properties[name] for name in fields}
+    return f"Answer with a JSON object of these fields: {json.dumps(schemas)}"
 
 
 def _shown(observation: Any) -> str:
     """The words of an observation: its only field if that is a text, else all of them as JSON."""
-    shown = observation.model_dump(mode="json", exclude=set(_OWN_FIELDS))
-    values = list(shown.values())
+    fields = observation.model_dump(mode="json", exclude=set(_OWN_FIELDS))
+    values = list(fields.values())
     if len(values) == 1 and isinstance(values[0], str):
         return values[0]
-    return json.dumps(shown, sort_keys=True)
+    return json.dumps(fields, sort_keys=True)

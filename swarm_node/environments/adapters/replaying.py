@@ -108,8 +108,10 @@ def version_of(cls: type, scheme: int, *options: object) -> str:
     except TypeError as error:
         raise ConfigError(f"environment.name: {cls.__name__} is in no file") from error
     except OSError as error:
-        why = reason_of(error)
-        raise ConfigError(f"environment.name: cannot read {cls.__name__}'s file: {why}") from error
+        reason = reason_of(error)
+        raise ConfigError(
+            f"environment.name: cannot read {cls.__name__}'s file: {reason}"
+        ) from error
     reader = importlib.metadata.version("msgspec")
     return f"{scheme}-{digest_of([hashlib.sha256(source).hexdigest(), reader, *options])}"
 
@@ -117,9 +119,9 @@ def version_of(cls: type, scheme: int, *options: object) -> str:
 @contextmanager
 def seeded(seed: str) -> Iterator[None]:
     """Seed the functions of `random` within the block. Classes draw their tasks with them."""
-    before = random.getstate()
+    state = random.getstate()
     random.seed(seed)
     try:
         yield
     finally:
-        random.setstate(before)
+        random.setstate(state)

@@ -133,11 +133,11 @@ class _Tool:
     def call(self, environment: object, arguments: Mapping[str, Any]) -> object:
         """Call the method on an object; an error is told to the model, as TRL does."""
         try:
-            given = msgspec.convert(arguments, self.arguments)
+            parameters = msgspec.convert(arguments, self.arguments)
         except msgspec.ValidationError:
             return {"error": f"the arguments of {self.name} are others: see its signature"}
         try:
-            return getattr(environment, self.name)(**msgspec.structs.asdict(given))
+            return getattr(environment, self.name)(**msgspec.structs.asdict(parameters))
         except Exception as error:  # noqa: BLE001 - foreign code; the model is told
             return {"error": str(error)}
 
@@ -146,9 +146,9 @@ def _field(parameter: inspect.Parameter, hints: Mapping[str, Any], text: str) ->
     if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
         raise TypeError(f"{parameter} has no name of its own")
     kind = hints[parameter.name]
-    said = re.search(rf"^ *{re.escape(parameter.name)}(?: \([^)]*\))?: *(.+)$", text, re.MULTILINE)
-    if said:
-        kind = Annotated[kind, msgspec.Meta(description=said[1].strip())]
+    match = re.search(rf"^ *{re.escape(parameter.name)}(?: \([^)]*\))?: *(.+)$", text, re.MULTILINE)
+    if match:
+        kind = Annotated[kind, msgspec.Meta(description=match[1].strip())]
     if parameter.default is parameter.empty:
         return parameter.name, kind
     return parameter.name, kind, parameter.default
@@ -181,17 +181,22 @@ class _ToolClass:
     def render(self, task: Task) -> str:
         return self._offer + self.question(task)
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        return self._played(task, said, lambda made, opening, reply: reply)
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+        return self._played(task, completions, lambda made, opening, reply: reply)
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
-        return self._played(task, said, lambda made, opening, reply: float(made.get_reward()))
+    def judge(self, task: Task, completions: Sequence[str]) -> float:
+        return self._played(
+            task, completions, lambda made, opening, reply: float(made.get_reward())
+        )
 
     def _played(
-        self, task: Task, said: Sequence[str], result: Callable[[Any, str, str | None], _Result]
+        self,
+        task: Task,
+        completions: Sequence[str],
+        result: Callable[[Any, str, str | None], _Result],
     ) -> _Result:
-        """Play a new episode up to all that was `said`, calls of the last turn included. `result`
-        is made of the object, the first words and the last reply."""
+        """Play a new episode up to the last of `completions`, calls of the last turn included.
+        `result` is made of the object, the first words and the last reply."""
         episode: Episode = task.payload
         with seeded(episode.seed):
             environment = self._cls()
@@ -201,14 +206,16 @@ class _ToolClass:
             if not opening:
                 raise ValueError("reset() returns no text, and no row has a prompt")
             reply: str | None = None
-            for text in said:
+            for text in completions:
                 reply = self._answered(environment, text)
             return result(environment, opening, reply)
 
     def _answered(self, environment: object, text: str) -> str | None:
         """Make the calls in a text, and return their results; None if it has no call."""
-        found = [self._called(environment, call) for call in _CALL.findall(text)]
-        return "\n".join(f"<tool_response>\n{each}\n</tool_response>" for each in found) or None
+        results = [self._called(environment, call) for call in _CALL.findall(text)]
+        return (
+            "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results) or None
+        )
 
     def _called(self, environment: object, text: str) -> object:
         try:

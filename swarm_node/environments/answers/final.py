@@ -73,12 +73,12 @@ def final_answer(text: str) -> FinalAnswer:
     \\boxed{}, else the rest of the line after the last "####" (GSM8K's form), else what follows the
     last phrase such as "the answer is", else all."""
     text = text[-MAX_JUDGED_CHARS:]
-    tagged = last_tagged(text)
-    judged = _BARE_BOX.sub(r"\\boxed{\1}", text if tagged is None else tagged)
-    for found in (_boxed(judged), _lined(judged), _phrased(judged)):
-        if found:
-            return FinalAnswer(found, marked=True)
-    return FinalAnswer(judged.strip(), marked=tagged is not None)
+    content = last_tagged(text)
+    judged_text = _BARE_BOX.sub(r"\\boxed{\1}", text if content is None else content)
+    for answer in (_boxed(judged_text), _lined(judged_text), _phrased(judged_text)):
+        if answer:
+            return FinalAnswer(answer, marked=True)
+    return FinalAnswer(judged_text.strip(), marked=content is not None)
 
 
 def only_answer(text: str) -> str | None:
@@ -91,49 +91,49 @@ def only_answer(text: str) -> str | None:
     tags = list(_TAG.finditer(text))
     if last_tagged(text) is None:
         return text
-    whole = len(tags) == 2 and tags[0].start() == 0 and tags[1].end() == len(text)
-    return text[tags[0].end() : tags[1].start()].strip() if whole else None
+    spans_text = len(tags) == 2 and tags[0].start() == 0 and tags[1].end() == len(text)
+    return text[tags[0].end() : tags[1].start()].strip() if spans_text else None
 
 
 def last_tagged(text: str) -> str | None:
     """The content of the last <answer>…</answer> of a text, in any case of letters, or None if
     there is none. A tag in a tag is text. It takes linear time."""
-    found, begins = None, None
+    content, start = None, None
     for tag in _TAG.finditer(text):
-        if tag[1] and begins is not None:
-            found, begins = text[begins : tag.start()], None
-        elif not tag[1] and begins is None:
-            begins = tag.end()
-    return found
+        if tag[1] and start is not None:
+            content, start = text[start : tag.start()], None
+        elif not tag[1] and start is None:
+            start = tag.end()
+    return content
 
 
 def _boxed(text: str) -> str | None:
     """The content of the last \\boxed{}, or of those at the end that only commas, "and" or "or"
     separate, with commas between them."""
     boxes: list[str] = []
-    ended = 0
+    last_end = 0
     for begin, end in _outer_boxes(text):
-        if not _BETWEEN.fullmatch(text, ended, text.rindex("\\", 0, begin)):
+        if not _BETWEEN.fullmatch(text, last_end, text.rindex("\\", 0, begin)):
             boxes = []
         boxes.append(text[begin:end].strip())
-        ended = end + 1
+        last_end = end + 1
     return ", ".join(dict.fromkeys(boxes)) if boxes else None
 
 
 def _outer_boxes(text: str) -> Iterator[tuple[int, int]]:
     """Where the contents of boxes that are in no other box begin and end, in one pass."""
     open_braces: list[int | None] = []  # where a box's content begins; None for another brace
-    found: list[tuple[int, int]] = []
+    boxes: list[tuple[int, int]] = []
     for part in _BRACES.finditer(text):
         if part[0] == "}" and open_braces:
             begin = open_braces.pop()
             if begin is not None:
-                while found and found[-1][0] > begin:
-                    found.pop()
-                found.append((begin, part.start()))
+                while boxes and boxes[-1][0] > begin:
+                    boxes.pop()
+                boxes.append((begin, part.start()))
         elif part[0][-1] == "{" and part[0] != r"\{":
             open_braces.append(part.end() if len(part[0]) > 1 else None)
-    yield from found
+    yield from boxes
 
 
 def _lined(text: str) -> str | None:
@@ -169,33 +169,35 @@ def number_of(answer: FinalAnswer) -> str | None:
     of an expression ("12 + 13"), scaled ("25 dozen"), or the last of a list of different numbers
     ("24, 25"), which leaves open which is meant."""
     text = _THOUSANDS.sub(",", EMPHASIS.sub("", answer.text))
-    said = (
-        found
-        for found in _INTEGER.finditer(text)
-        if not _DENIED.search(text, max(0, found.start() - 6), found.start())
+    numbers = (
+        match
+        for match in _INTEGER.finditer(text)
+        if not _DENIED.search(text, max(0, match.start() - 6), match.start())
     )
-    *others, last = [None, None, *said][-3:]
+    *head, last = [None, None, *numbers][-3:]
     if last is None:
         return None
-    before, after = text[: last.start()], text[last.end() :]
-    word = WORD.match(after.lstrip()[:16])
-    operated = _OPERATED_BEFORE.search(before[-16:]) or _OPERATED_AFTER.match(after[:16])
+    prefix, suffix = text[: last.start()], text[last.end() :]
+    word = WORD.match(suffix.lstrip()[:16])
+    operated = _OPERATED_BEFORE.search(prefix[-16:]) or _OPERATED_AFTER.match(suffix[:16])
     if operated or (word and word[0].casefold() in SCALES):
         return None
-    value, one = _integer(last), others[-1]
-    listed = one is not None and _LISTED.fullmatch(text, one.end(), last.start())
-    return None if one is not None and listed and _integer(one) != value else value
+    value, previous = _integer(last), head[-1]
+    is_list = previous is not None and _LISTED.fullmatch(text, previous.end(), last.start())
+    return None if previous is not None and is_list and _integer(previous) != value else value
 
 
-def _integer(found: re.Match[str]) -> str | None:
-    if found["rest"] and found["rest"].strip(".0"):
+def _integer(match: re.Match[str]) -> str | None:
+    if match["rest"] and match["rest"].strip(".0"):
         return None
-    digits = found["digits"].replace(",", "").lstrip("0") or "0"
-    return f"-{digits}" if found["sign"] and digits != "0" else digits
+    digits = match["digits"].replace(",", "").lstrip("0") or "0"
+    return f"-{digits}" if match["sign"] and digits != "0" else digits
 
 
-def same_words(text: str, other: str) -> bool:
+def same_words(text: str, other_text: str) -> bool:
     """Check that both have the same words in Unicode's canonical form, with any white space between
     them."""
-    one, two = (unicodedata.normalize("NFC", each).split() for each in (text, other))
-    return one == two
+    words, other_words = (
+        unicodedata.normalize("NFC", string).split() for string in (text, other_text)
+    )
+    return words == other_words

@@ -39,21 +39,21 @@ _DENIED: Final = re.compile(r"\b(?:not|n't|never|neither|nor|except|but|no)\b|n'
 def letter_of(answer: str, choices: Sequence[str]) -> str | None:
     """The letter that an answer names: by the letter, by its choice's text, or by both if they
     agree. None if it names none, or two."""
-    plain = _plain(answer)
-    folded = [_folded(choice) for choice in choices]
-    known = {_letter(place) for place in range(len(choices))}
-    if plain in known:  # also where it is the text of another choice: letters are asked for
-        return plain
-    if folded.count(_folded(answer)) == 1:
-        return _letter(folded.index(_folded(answer)))
-    leading = _LEADING.fullmatch(plain)
-    if leading and leading["letter"].upper() in known:
+    text = _plain(answer)
+    folded_choices = [_folded(choice) for choice in choices]
+    choice_letters = {_letter(place) for place in range(len(choices))}
+    if text in choice_letters:  # also where it is the text of another choice: letters are asked for
+        return text
+    if folded_choices.count(_folded(answer)) == 1:
+        return _letter(folded_choices.index(_folded(answer)))
+    leading = _LEADING.fullmatch(text)
+    if leading and leading["letter"].upper() in choice_letters:
         # A small letter is one only where nothing but a sign or its choice's text follows.
         letter, rest = leading["letter"].upper(), leading["rest"]
-        named = leading["letter"].isupper() or leading["open"] or not rest[:1].isspace()
-        if named and not (letter in "AI" and _ARTICLE.match(leading["letter"] + rest)):
-            return letter if _agrees(letter, rest, folded, known) else None
-    return _mentioned(plain, folded, known)
+        is_letter = leading["letter"].isupper() or leading["open"] or not rest[:1].isspace()
+        if is_letter and not (letter in "AI" and _ARTICLE.match(leading["letter"] + rest)):
+            return letter if _agrees(letter, rest, folded_choices, choice_letters) else None
+    return _mentioned(text, folded_choices, choice_letters)
 
 
 def _letter(place: int) -> str:
@@ -70,18 +70,20 @@ def _folded(text: str) -> str:
     return _plain(text).casefold().strip(_SIDES)
 
 
-def _agrees(letter: str, rest: str, folded: Sequence[str], known: set[str]) -> bool:
+def _agrees(
+    letter: str, rest: str, folded_choices: Sequence[str], choice_letters: set[str]
+) -> bool:
     """True if what follows a letter neither names another one nor is another choice's text."""
     rest = _NOT_ANOTHER.sub("", rest)
     if (rest.strip() and _ANOTHER.fullmatch(rest)) or _OR.match(rest):
         return False
-    said = _BEFORE_TEXT.sub("", rest.casefold()).rstrip(_SIDES)
-    own = folded[ord(letter) - ord("A")]
-    if own and said.startswith(own):
-        rest = rest[rest.casefold().find(own) + len(own) :]
-    elif said and said in folded:
+    phrase = _BEFORE_TEXT.sub("", rest.casefold()).rstrip(_SIDES)
+    choice = folded_choices[ord(letter) - ord("A")]
+    if choice and phrase.startswith(choice):
+        rest = rest[rest.casefold().find(choice) + len(choice) :]
+    elif phrase and phrase in folded_choices:
         return False
-    return not (_capitals(rest) & known - {letter}) and not _wrong(rest)
+    return not (_capitals(rest) & choice_letters - {letter}) and not _wrong(rest)
 
 
 def _wrong(rest: str) -> bool:
@@ -91,23 +93,23 @@ def _wrong(rest: str) -> bool:
 def _capitals(text: str) -> set[str]:
     """The capitals that stand alone and are no article."""
     return {
-        found[0] for found in _CAPITAL.finditer(text) if not _ARTICLE.match(text, found.start())
+        match[0] for match in _CAPITAL.finditer(text) if not _ARTICLE.match(text, match.start())
     }
 
 
-def _mentioned(plain: str, folded: Sequence[str], known: set[str]) -> str | None:
+def _mentioned(answer: str, folded_choices: Sequence[str], choice_letters: set[str]) -> str | None:
     """The one letter that a sentence mentions, or the letter of the one choice whose text it
     holds."""
-    if _DENIED.search(plain):
+    if _DENIED.search(answer):
         return None
-    letters = _capitals(plain) & known
-    said, texts = plain.casefold(), set()
+    letters = _capitals(answer) & choice_letters
+    remainder, texts = answer.casefold(), set()
     # The longest first, so that one within another is not found too.
-    for place in sorted(range(len(folded)), key=lambda place: -len(folded[place])):
-        text = folded[place]
+    for place in sorted(range(len(folded_choices)), key=lambda place: -len(folded_choices[place])):
+        text = folded_choices[place]
         if len(text) > 1 or text.isdigit():
-            alone = rf"(?<![\w.+\-−]){re.escape(text)}(?![\w%]|[.,]\d)"
-            said, count = re.subn(alone, " ", said)
+            pattern = rf"(?<![\w.+\-−]){re.escape(text)}(?![\w%]|[.,]\d)"
+            remainder, count = re.subn(pattern, " ", remainder)
             texts |= {_letter(place)} if count else set()
-    named = letters | texts
-    return named.pop() if len(named) == 1 else None
+    candidates = letters | texts
+    return candidates.pop() if len(candidates) == 1 else None

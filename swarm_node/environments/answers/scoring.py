@@ -58,23 +58,23 @@ def unmarked_values(text: str) -> list[str]:
     sentence = SENTENCE.split(text.strip().rstrip(".?"))[-1].strip()
     parts = [text, *([sentence] if sentence else [])]
     last = max(
-        (found for pattern in (FORMULA, _NUMBER) for found in pattern.finditer(text)),
-        key=lambda found: (found.end(), len(found[0])),
+        (match for pattern in (FORMULA, _NUMBER) for match in pattern.finditer(text)),
+        key=lambda match: (match.end(), len(match[0])),
         default=None,
     )
     return parts if last is None or _is_part(text, last) else [*parts, last[0]]
 
 
-def _is_part(text: str, found: re.Match[str]) -> bool:
+def _is_part(text: str, match: re.Match[str]) -> bool:
     """True if a number or formula in prose is a part of more."""
-    before, after = text[: found.start()][-64:], text[found.end() :][:64]
-    if _JOINED_AFTER.match(after) or _JOINED_BEFORE.search(before):
+    prefix, suffix = text[: match.start()][-64:], text[match.end() :][:64]
+    if _JOINED_AFTER.match(suffix) or _JOINED_BEFORE.search(prefix):
         return True
-    clause = re.split(r"[.;:]\s|\n", before)[-1]
-    near = {*WORD.findall(clause.casefold())[-3:], *WORD.findall(after.casefold())[:1]}
-    if near & (CHANGING | SCALES.keys() | _JOINING):
+    clause = re.split(r"[.;:]\s|\n", prefix)[-1]
+    words = {*WORD.findall(clause.casefold())[-3:], *WORD.findall(suffix.casefold())[:1]}
+    if words & (CHANGING | SCALES.keys() | _JOINING):
         return True
-    return any(word[0].isdigit() for word in near)
+    return any(word[0].isdigit() for word in words)
 
 
 def unmarked_choices(text: str) -> list[str]:

@@ -104,23 +104,23 @@ class PeersAttempts(Generic[_Sent, _Given]):
             UnknownTaskError: the task cannot be made here. SlowTaskError: not in time.
         """
         while True:
-            fresh, began = self.judge.fresh, SYSTEM_CLOCK.now()
-            tried = await self._try()
-            if not isinstance(tried, str):
-                self._spent += SYSTEM_CLOCK.now() - began
-                if fresh or not any(map(self.asked.flawed, tried)):
-                    return PeersScore(self._prompt, tried, seconds=self._spent)
+            is_fresh, start_time = self.judge.fresh, SYSTEM_CLOCK.now()
+            result = await self._try()
+            if not isinstance(result, str):
+                self._spent += SYSTEM_CLOCK.now() - start_time
+                if is_fresh or not any(map(self.asked.flawed, result)):
+                    return PeersScore(self._prompt, result, seconds=self._spent)
                 # Texts of another author may have changed the environment's state in this judge.
                 await self.judge.close()
                 continue
-            if tried == "asleep":
-                self._slept += SYSTEM_CLOCK.now() - began
-            self._past.append(Attempt(tried, fresh))
+            if result == "asleep":
+                self._slept += SYSTEM_CLOCK.now() - start_time
+            self._past.append(Attempt(result, is_fresh))
             step = next_step(self._past)
             if step is Step.CONTROL:
                 step = next_step(self._past, await self._control_passes())
             if step is not Step.AGAIN:
-                return self._found(step, tried)
+                return self._found(step, result)
             await self.judge.close()
             await asyncio.sleep(_PAUSE_SECONDS * 2 ** (len(self._past) - 1))
 
@@ -128,35 +128,35 @@ class PeersAttempts(Generic[_Sent, _Given]):
         """The answers of one judge, or the reason why it gave none."""
         try:
             (self._prompt,) = await self.judge.derive([self.ref], self.limits.deriving)
-            given = await self.asked.answer(self.asked.sent, self.limits.scoring)
+            answers = await self.asked.answer(self.asked.sent, self.limits.scoring)
         except UnknownTaskError as error:
             self._refused = error
             return "own" if self.judge.cramped else "unknown"
-        except JudgeLostError as lost:
+        except JudgeLostError as lost_error:
             # A judge that was killed by somebody else cost the author what it had used by then.
-            most = self.limits.deriving + self.limits.scoring
-            if lost.reason != "asleep":  # the whole wait counts there
-                self._spent += min(lost.processor_seconds, most)
-            return "own" if self.judge.cramped else lost.reason
+            max_seconds = self.limits.deriving + self.limits.scoring
+            if lost_error.reason != "asleep":  # the whole wait counts there
+                self._spent += min(lost_error.processor_seconds, max_seconds)
+            return "own" if self.judge.cramped else lost_error.reason
         except ChildError:  # no judge can be started now
             return "own"
-        if not any(self.asked.raised(each) in _STARVED for each in given):
-            return given
+        if not any(self.asked.raised(item) in _STARVED for item in answers):
+            return answers
         if self.judge.cramped:
             return "own"
-        if given == self._starved:
-            return given  # so it is with these texts
-        self._starved = given
+        if answers == self._starved:
+            return answers  # so it is with these texts
+        self._starved = answers
         return "starved"
 
     async def _control_passes(self) -> bool:
         """Check that a fresh judge does the same for a control text. If the task could not even be
         made, it need only answer."""
-        made = bool(self._prompt)
+        has_prompt = bool(self._prompt)
         await self.judge.close()
         try:
-            await self.judge.derive([self.ref] if made else [], self.limits.deriving)
-            if made:
+            await self.judge.derive([self.ref] if has_prompt else [], self.limits.deriving)
+            if has_prompt:
                 await self.asked.answer(self.asked.control, self.limits.scoring)
         except (ChildError, UnknownTaskError):
             return False
@@ -169,9 +169,9 @@ class PeersAttempts(Generic[_Sent, _Given]):
             return PeersScore(self._prompt, blamed=reason, seconds=self._spent + self._slept)
         if step is not Step.BLAME:
             # A busy machine looks like this too, so its author is charged for a part only.
-            waited = self.limits.scoring if reason in WAITED else 0.0
-            why = "own" if step is Step.OWN_FAULT else reason
-            return PeersScore(self._prompt, unjudged=why, seconds=self._spent + waited)
+            waiting_seconds = self.limits.scoring if reason in WAITED else 0.0
+            cause = "own" if step is Step.OWN_FAULT else reason
+            return PeersScore(self._prompt, unjudged=cause, seconds=self._spent + waiting_seconds)
         if reason == "derive":
             raise SlowTaskError(
                 f"making the task {place} took too long; leave that family out",

@@ -87,8 +87,8 @@ def reason_of(end: JudgeEnd, limit_seconds: float) -> Reason:
         return "own"
     number = -end.status
     if number in FROM_OUTSIDE:
-        grown = number == signal.SIGKILL and end.grown_bytes >= MUCH_MEMORY
-        return "memory" if grown else "killed"
+        has_grown = number == signal.SIGKILL and end.grown_bytes >= MUCH_MEMORY
+        return "memory" if has_grown else "killed"
     if end.processor_seconds >= _USED_UP * limit_seconds:
         if number == SCORING_TOO_LONG:
             return "timeout"
@@ -106,11 +106,11 @@ def next_step(attempts: Sequence[Attempt], control: bool | None = None) -> Step:
         if control is None:
             return Step.CONTROL
         return Step.BLAME if control else Step.OWN_FAULT
-    waited = [attempt.reason for attempt in attempts if attempt.reason in WAITED]
-    if waited == ["asleep"] * WAITED_TRIES and last.fresh:
+    wait_reasons = [attempt.reason for attempt in attempts if attempt.reason in WAITED]
+    if wait_reasons == ["asleep"] * WAITED_TRIES and last.fresh:
         if control is None:
             return Step.CONTROL
         return Step.ASLEEP if control else Step.OWN_FAULT
-    if len(waited) < WAITED_TRIES and len(attempts) < TRIES:
+    if len(wait_reasons) < WAITED_TRIES and len(attempts) < TRIES:
         return Step.AGAIN
     return Step.OWN_FAULT if last.reason in ("own", "starved") else Step.NOBODY

@@ -239,8 +239,8 @@ def fault_of(environment: SplitEnvironment, task: Task, right: str) -> str:
 
 def shown(text: str) -> str:
     """The beginning of a text, as a frame can carry it."""
-    cut = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
-    return cut.encode(errors="replace").decode()
+    prefix = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
+    return prefix.encode(errors="replace").decode()
 
 
 def replay_dialogue(
@@ -260,8 +260,8 @@ def replay_dialogue(
             if reply is not None and not _sendable(reply):
                 return ReplayedLine(replies, True, TextVerdict(0.0, "reply"))
         if reply is None:
-            over = count == len(texts)
-            verdict = _verdict(lambda: environment.judge(task, texts)) if over else None
+            is_over = count == len(texts)
+            verdict = _verdict(lambda: environment.judge(task, texts)) if is_over else None
             return ReplayedLine(replies, True, verdict)
         replies.append(reply)
     return ReplayedLine(replies, False)
@@ -363,31 +363,35 @@ class Judge:
             return [score_text(self._environment, task, text) for text in request.texts]
 
     def _score_groups(self, request: ScoreGroups) -> list[tuple[str, list[TextVerdict]]]:
-        scored = []
+        results = []
         for group in request.groups:
             (prompt,) = self._derive(Derive([group.ref], request.derive_seconds))
-            scored.append((prompt, self._score(Score(group.texts, group.seconds))))
-        return scored
+            results.append((prompt, self._score(Score(group.texts, group.seconds))))
+        return results
 
     def _score_answers(self, request: ScoreAnswers) -> AnswersScored:
-        known, failed = 0, list[FailedAnswer]()
+        known_count, failures = 0, list[FailedAnswer]()
         for index, ref in enumerate(request.refs):
             self._derive(Derive([ref], request.derive_seconds))
             environment, task = self._environment, self._derived()
             with _limit(_SCORING_TIMER, request.seconds):
                 right = right_answer(environment, task)
-                why = "" if right is None or request.name else fault_of(environment, task, right[0])
+                reason = (
+                    "" if right is None or request.name else fault_of(environment, task, right[0])
+                )
             if right is None:
                 continue
-            known += 1
-            if why or request.name:
-                failed.append(FailedAnswer(index, right[1], shown(right[0]), why))
-        return AnswersScored(known, failed)
+            known_count += 1
+            if reason or request.name:
+                failures.append(FailedAnswer(index, right[1], shown(right[0]), reason))
+        return AnswersScored(known_count, failures)
 
     def _replay(self, request: Replay) -> list[ReplayedLine]:
         task = self._derived()
         with _limit(_SCORING_TIMER, request.seconds):
-            return [replay_dialogue(self._environment, task, each) for each in request.dialogues]
+            return [
+                replay_dialogue(self._environment, task, dialogue) for dialogue in request.dialogues
+            ]
 
     def _derived(self) -> Task:
         if self._task is None:

@@ -33,11 +33,11 @@ class Sandbox:
 
     def described(self) -> str:
         """`confined`, or what is missing and what it needs."""
-        missing = [
+        gaps = [
             *([] if self.files else ["files (needs Linux 5.13 with Landlock)"]),
             *([] if self.system_calls else ["system calls (needs Linux, x86-64 or arm64)"]),
         ]
-        return f"not confined: {', '.join(missing)}" if missing else "confined"
+        return f"not confined: {', '.join(gaps)}" if gaps else "confined"
 
 
 class StartEnvironment(msgspec.Struct, frozen=True, tag="Start"):

@@ -101,8 +101,8 @@ def _inherits(name: str) -> bool:
 class JudgeLostError(ChildError):
     """A judge ended before it answered. In its life it used `processor_seconds`."""
 
-    def __init__(self, reason: Reason, how: str, processor_seconds: float = 0.0) -> None:
-        super().__init__(f"a judge ended before it answered ({how})")
+    def __init__(self, reason: Reason, description: str, processor_seconds: float = 0.0) -> None:
+        super().__init__(f"a judge ended before it answered ({description})")
         self.reason, self.processor_seconds = reason, processor_seconds
 
 
@@ -139,10 +139,10 @@ class EnvironmentProcess:
         """
         await self.stop(grace=0.0)
         try:
-            ours, theirs = socket.socketpair()
-            self._sockets = ours
-            with theirs:
-                await self._child.start(str(theirs.fileno()), descriptors=(theirs.fileno(),))
+            parent_end, child_end = socket.socketpair()
+            self._sockets = parent_end
+            with child_end:
+                await self._child.start(str(child_end.fileno()), descriptors=(child_end.fileno(),))
         except OSError as error:  # no descriptor or no process is left for it
             raise ChildError(
                 f"the environment process does not start: {words_of(error)}"
@@ -178,31 +178,31 @@ class EnvironmentProcess:
         if generation != self.generation:
             return JudgeEnd(None)
         try:
-            ended = await self._child.call(End(pid), JudgeEnded, patience=_FORK_SECONDS)
+            reply = await self._child.call(End(pid), JudgeEnded, patience=_FORK_SECONDS)
         except ChildError:
             return JudgeEnd(None)
-        return JudgeEnd(ended.status, ended.processor_seconds, ended.grown_bytes)
+        return JudgeEnd(reply.status, reply.processor_seconds, reply.grown_bytes)
 
     async def _fork(self, niceness: int) -> tuple[int, socket.socket]:
         if not self._child.alive:
             await self._restart()
         assert self._sockets is not None
         try:
-            ours, theirs = socket.socketpair()
+            parent_end, child_end = socket.socketpair()
         except OSError as error:
             raise ChildError(f"no socket for a judge: {words_of(error)}") from error
         request = Fork(niceness)
         try:
-            with theirs:
-                socket.send_fds(self._sockets, [b"."], [theirs.fileno()])
+            with child_end:
+                socket.send_fds(self._sockets, [b"."], [child_end.fileno()])
                 reply = await self._child.call(request, Forked, patience=_FORK_SECONDS)
         except BaseException as error:
-            ours.close()
+            parent_end.close()
             await self.stop(grace=0.0)  # a socket may be in transit without a request
             if isinstance(error, OSError):
                 raise ChildError(f"the environment process accepts no socket: {error}") from error
             raise
-        return reply.pid, ours
+        return reply.pid, parent_end
 
     async def _restart(self) -> None:
         try:
@@ -262,8 +262,8 @@ class JudgeProcess:
         reply = await self._call(
             request, Derived, patience, lambda reply: len(reply.prompts) == len(refs)
         )
-        shared = self._environment.shares_memory
-        self.sandbox = Sandbox(reply.files and not shared, reply.system_calls, reply.cramped)
+        is_shared = self._environment.shares_memory
+        self.sandbox = Sandbox(reply.files and not is_shared, reply.system_calls, reply.cramped)
         return tuple(reply.prompts)
 
     async def score(self, texts: Sequence[str], seconds: float) -> list[TextVerdict]:
@@ -297,7 +297,7 @@ class JudgeProcess:
             ScoredGroups,
             sum(limits),
             lambda reply: (
-                [len(each.texts) for each in groups]
+                [len(group.texts) for group in groups]
                 == [len(verdicts) for _, verdicts in reply.groups]
             ),
             sleep=max(limits, default=0.0),
@@ -312,9 +312,12 @@ class JudgeProcess:
             JudgeLostError: the judge ended instead.
             ConfigError, ChildError: no judge can be started.
         """
-        request, most = Replay(list(dialogues), seconds), self._environment.turns
+        request, max_turns = Replay(list(dialogues), seconds), self._environment.turns
         reply = await self._call(
-            request, Replayed, seconds, lambda reply: _all_replayed(reply.lines, dialogues, most)
+            request,
+            Replayed,
+            seconds,
+            lambda reply: _all_replayed(reply.lines, dialogues, max_turns),
         )
         await self._judged_groups(1)
         return reply.lines
@@ -346,17 +349,17 @@ class JudgeProcess:
             UnknownTaskError: one of the tasks cannot be made.
             ConfigError, ChildError: no judge can be started.
         """
-        each = derive_seconds + seconds
+        answer_seconds = derive_seconds + seconds
         reply = await self._call(
             ScoreAnswers(list(refs), derive_seconds, seconds, name),
             AnswersScored,
-            each * len(refs),
+            answer_seconds * len(refs),
             lambda reply: (
                 len(reply.failed) <= reply.known <= len(refs)
-                and all(failed.index < len(refs) for failed in reply.failed)
+                and all(failure.index < len(refs) for failure in reply.failed)
             ),
-            sleep=each,
-            least=min(derive_seconds, seconds),
+            sleep=answer_seconds,
+            min_seconds=min(derive_seconds, seconds),
         )
         await self._judged_groups(len(refs))
         return reply
@@ -378,14 +381,14 @@ class JudgeProcess:
     async def _call(
         self,
         request: Request,
-        wanted: type[_Reply],
+        reply_type: type[_Reply],
         seconds: float,
-        fits: Callable[[Any], bool],
+        is_valid: Callable[[Any], bool],
         sleep: float | None = None,
-        least: float | None = None,
+        min_seconds: float | None = None,
     ) -> _Reply:
         """Send one request, in which the judge may compute for `seconds` and sleep for as long, or
-        for `sleep`. Its first timer ends it after `least` seconds, `seconds` by default. If the
+        for `sleep`. Its first timer ends it after `min_seconds`, `seconds` by default. If the
         judge sends another reply or none, or if the call is cancelled, the state of the judge is
         unknown, so it is ended."""
         if self._streams is None:
@@ -394,40 +397,42 @@ class JudgeProcess:
         assert self.pid is not None
         body, patience = msgspec.msgpack.encode(request), _WALL * seconds + _SLACK_SECONDS
         # A text that knew the number could reply in place of its judge.
-        number, answered = secrets.randbits(63), False
-        ending = asyncio.timeout(patience)
-        most = seconds if sleep is None else sleep
-        sleeping = SleepLimit(self.pid, most + _SLACK_SECONDS, ending)
+        number, is_answered = secrets.randbits(63), False
+        deadline = asyncio.timeout(patience)
+        sleep_seconds = seconds if sleep is None else sleep
+        sleeping = SleepLimit(self.pid, sleep_seconds + _SLACK_SECONDS, deadline)
         try:
-            async with ending:
+            async with deadline:
                 with sleeping:
                     raw = await exchange(*self._streams, number, body, MAX_REPLY_BYTES)
             reply = _replies.decode(raw)
-            answered = (
-                fits(reply)
-                if isinstance(reply, wanted)
-                else isinstance(reply, Unknown) and wanted in _OF_TASKS
+            is_answered = (
+                is_valid(reply)
+                if isinstance(reply, reply_type)
+                else isinstance(reply, Unknown) and reply_type in _OF_TASKS
             )
-            if not answered:
+            if not is_answered:
                 # It counts against the author, or a text could use up a judge's time for nothing.
-                used = (await self._end()).processor_seconds
-                raise self._lost("forged", "its reply does not fit the request", used)
+                used_seconds = (await self._end()).processor_seconds
+                raise self._lost("forged", "its reply does not fit the request", used_seconds)
         except TimeoutError:
-            used = (await self._end()).processor_seconds
+            used_seconds = (await self._end()).processor_seconds
             if sleeping.reached:
-                raise self._lost("asleep", "it slept and did not answer", used) from None
-            raise self._lost("stuck", f"no answer in {patience:g} s", used) from None
+                raise self._lost("asleep", "it slept and did not answer", used_seconds) from None
+            raise self._lost("stuck", f"no answer in {patience:g} s", used_seconds) from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise self._died(await self._end(), seconds if least is None else least) from None
+            raise self._died(
+                await self._end(), seconds if min_seconds is None else min_seconds
+            ) from None
         except (ValueError, UnicodeDecodeError, RecursionError, MemoryError):
-            used = (await self._end()).processor_seconds
-            raise self._lost("forged", "its reply cannot be decoded", used) from None
+            used_seconds = (await self._end()).processor_seconds
+            raise self._lost("forged", "its reply cannot be decoded", used_seconds) from None
         finally:
-            if not answered:
+            if not is_answered:
                 await self._end()
         if isinstance(reply, Unknown):
             raise UnknownTaskError(reply.why)
-        assert isinstance(reply, wanted)
+        assert isinstance(reply, reply_type)
         return reply
 
     async def _fork(self) -> None:
@@ -445,30 +450,33 @@ class JudgeProcess:
 
     def _died(self, end: JudgeEnd, seconds: float) -> JudgeLostError:
         """The error for a judge that ended so, at a request of `seconds` of processor time."""
-        how = "with the environment's process" if end.status is None else ended_by(end.status)
-        return self._lost(reason_of(end, seconds), how, end.processor_seconds)
+        description = (
+            "with the environment's process" if end.status is None else ended_by(end.status)
+        )
+        return self._lost(reason_of(end, seconds), description, end.processor_seconds)
 
-    def _lost(self, reason: Reason, how: str, used: float = 0.0) -> JudgeLostError:
+    def _lost(self, reason: Reason, description: str, used_seconds: float = 0.0) -> JudgeLostError:
         self.losses += 1
-        return JudgeLostError(reason, how, used)
+        return JudgeLostError(reason, description, used_seconds)
 
 
 def _all_replayed(
-    lines: Sequence[ReplayedLine], dialogues: Sequence[Transcript], most: int
+    lines: Sequence[ReplayedLine], dialogues: Sequence[Transcript], max_turns: int
 ) -> bool:
-    """Check that there is one line for each dialogue of at most `most` turns, with one reply to
+    """Check that there is one line for each dialogue of at most `max_turns`, with one reply to
     each turn that has one."""
     return len(lines) == len(dialogues) and all(
-        _agree(line, len(each.texts), most) for line, each in zip(lines, dialogues, strict=True)
+        _agree(line, len(dialogue.texts), max_turns)
+        for line, dialogue in zip(lines, dialogues, strict=True)
     )
 
 
-def _agree(line: ReplayedLine, turns: int, most: int) -> bool:
+def _agree(line: ReplayedLine, turns: int, max_turns: int) -> bool:
     """Check that a line has as many replies as a dialogue of `turns` turns can have with that end,
-    and that one of `most` turns is over. Rows are built from the replies, and need one between
+    and that one of `max_turns` turns is over. Rows are built from the replies, and need one between
     every two turns. A judge that was taken over could make a policy talk for ever."""
     if not line.over:
-        return turns < most and len(line.replies) == turns and line.verdict is None
+        return turns < max_turns and len(line.replies) == turns and line.verdict is None
     if line.verdict is None or line.verdict.fault == "reply":
         return len(line.replies) < turns
     return len(line.replies) == turns - 1

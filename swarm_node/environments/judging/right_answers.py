@@ -34,26 +34,28 @@ async def answers_scored(
     while True:
         try:
             return await judge.score_answers(refs, limits.deriving, limits.scoring)
-        except JudgeLostError as lost:
-            if lost.reason in SUSPECT | WAITED or tries == OWN_TRIES:
+        except JudgeLostError as error:
+            if error.reason in SUSPECT | WAITED or tries == OWN_TRIES:
                 if len(refs) == 1:
-                    return await _named(judge, refs, limits, f"ends its judge ({lost.reason})")
+                    return await _named(judge, refs, limits, f"ends its judge ({error.reason})")
                 break
         tries += 1
-    half = len(refs) // 2
-    first = await answers_scored(judge, refs[:half], limits)
-    second = await answers_scored(judge, refs[half:], limits)
-    later = [msgspec.structs.replace(each, index=each.index + half) for each in second.failed]
-    return AnswersScored(first.known + second.known, [*first.failed, *later])
+    middle = len(refs) // 2
+    first = await answers_scored(judge, refs[:middle], limits)
+    second = await answers_scored(judge, refs[middle:], limits)
+    second_failures = [
+        msgspec.structs.replace(failure, index=failure.index + middle) for failure in second.failed
+    ]
+    return AnswersScored(first.known + second.known, [*first.failed, *second_failures])
 
 
 async def _named(
-    judge: JudgeProcess, refs: Sequence[PlainRef], limits: Limits, why: str
+    judge: JudgeProcess, refs: Sequence[PlainRef], limits: Limits, reason: str
 ) -> AnswersScored:
     """The failed answer of one task, with its place unless naming it ends the judge too."""
     try:
-        found = await judge.score_answers(refs, limits.deriving, limits.scoring, name=True)
-        (failed,) = found.failed
+        result = await judge.score_answers(refs, limits.deriving, limits.scoring, name=True)
+        (failure,) = result.failed
     except JudgeLostError:
-        failed = FailedAnswer(0, "", "", "")
-    return AnswersScored(1, [msgspec.structs.replace(failed, why=why)])
+        failure = FailedAnswer(0, "", "", "")
+    return AnswersScored(1, [msgspec.structs.replace(failure, why=reason)])

@@ -46,42 +46,44 @@ _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/usr/share/zoneinfo")
 
 
-def confine(readable: Iterable[Path]) -> Sandbox:
+def confine(readable_paths: Iterable[Path]) -> Sandbox:
     """Confine this process, which must have a single thread. From then on it reads files below
-    `readable` only, writes none, and cannot start, signal or contact another process.
+    `readable_paths` only, writes none, and cannot start, signal or contact another process.
 
     A part that this kernel does not support is left out, and the result says so.
     """
-    paths = list(readable)
+    paths = list(readable_paths)
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST)
-    cramped = _limit_resources()
+    is_cramped = _limit_resources()
     if sys.platform != "linux":
-        return Sandbox(files=False, system_calls=False, cramped=cramped)
+        return Sandbox(files=False, system_calls=False, cramped=is_cramped)
     libc = ctypes.CDLL(None)
     libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
     libc.syscall.restype = ctypes.c_long
     _drop_capabilities(libc)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        return Sandbox(files=False, system_calls=False, cramped=cramped)
+        return Sandbox(files=False, system_calls=False, cramped=is_cramped)
     files = _restrict_files(libc, paths)
-    return Sandbox(files=files, system_calls=_filter_calls(libc), cramped=cramped)
+    return Sandbox(files=files, system_calls=_filter_calls(libc), cramped=is_cramped)
 
 
 def code_paths() -> Iterator[Path]:
     """Paths of code that may still be imported: Python's library, installed packages, shared
     libraries, and the packages and modules already loaded from elsewhere. The directories that
     contain these modules are not among them, because they may hold other files."""
-    known = {
+    locations = {
         *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
         *(entry for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages")),
         *(_LIBRARIES if sys.platform == "linux" else ()),
         *_SYSTEM_FILES,
     }
-    roots = {Path(entry).resolve() for entry in known}
-    loaded = {path for module in list(sys.modules.values()) for path in _lies_at(module)}
-    elsewhere = {path for path in loaded if not any(path.is_relative_to(root) for root in roots)}
-    return (path for path in sorted(roots | elsewhere) if path.exists())
+    roots = {Path(entry).resolve() for entry in locations}
+    module_paths = {path for module in list(sys.modules.values()) for path in _lies_at(module)}
+    other_paths = {
+        path for path in module_paths if not any(path.is_relative_to(root) for root in roots)
+    }
+    return (path for path in sorted(roots | other_paths) if path.exists())
 
 
 def shares_memory() -> bool:
@@ -109,15 +111,15 @@ def _lies_at(module: object) -> Iterator[Path]:
 
 def _limit_resources() -> bool:
     """Set all limits. True if a lower one was inherited."""
-    wanted = {"CPU": CPU_SECONDS, "NOFILE": _MAX_FILES}
+    limits = {"CPU": CPU_SECONDS, "NOFILE": _MAX_FILES}
     with contextlib.suppress(OSError):
         size, *_, data, _ = map(int, Path("/proc/self/statm").read_text().split())
         page = resource.getpagesize()
-        wanted["AS"] = size * page + MORE_MEMORY_BYTES
-        wanted["DATA"] = data * page + MORE_MEMORY_BYTES
-    set_here = [_limit(name, limit) for name, limit in wanted.items()]
-    for nothing in ("NPROC", "CORE", "FSIZE", "MEMLOCK", "MSGQUEUE", "SIGPENDING"):
-        _limit(nothing, 0)
+        limits["AS"] = size * page + MORE_MEMORY_BYTES
+        limits["DATA"] = data * page + MORE_MEMORY_BYTES
+    set_here = [_limit(name, limit) for name, limit in limits.items()]
+    for resource_name in ("NPROC", "CORE", "FSIZE", "MEMLOCK", "MSGQUEUE", "SIGPENDING"):
+        _limit(resource_name, 0)
     return not all(set_here)
 
 
@@ -137,8 +139,8 @@ def _drop_capabilities(libc: ctypes.CDLL) -> None:
     libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
-def _restrict_files(libc: ctypes.CDLL, readable: list[Path]) -> bool:
-    """Let this process read below `readable` and do nothing else (Landlock). True if it
+def _restrict_files(libc: ctypes.CDLL, readable_paths: list[Path]) -> bool:
+    """Let this process read below `readable_paths` and do nothing else (Landlock). True if it
     is in force."""
     call = libc.syscall
     abi = call(_CREATE_RULESET, None, ctypes.c_size_t(0), _VERSION_FLAG)
@@ -154,7 +156,7 @@ def _restrict_files(libc: ctypes.CDLL, readable: list[Path]) -> bool:
     if ruleset < 0:
         return False
     try:
-        for path in readable:
+        for path in readable_paths:
             _allow_reading(libc, ruleset, path)
         return bool(call(_RESTRICT_SELF, ruleset, 0) == 0)
     finally:
@@ -180,9 +182,9 @@ def _filter_calls(libc: ctypes.CDLL) -> bool:
     program = judge_filter(platform.machine(), os.getpid())
     if program is None:
         return False
-    kept = ctypes.create_string_buffer(program, len(program))
+    buffer = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(
-        struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(kept))
+        struct.pack("=H6xQ", len(program) // 8, ctypes.addressof(buffer))
     )
     address = ctypes.addressof(header)
     return bool(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, address, 0, 0) == 0)

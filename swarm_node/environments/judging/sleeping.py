@@ -32,8 +32,8 @@ def asleep(pid: int) -> bool:
 class SleepLimit:
     """Ends the timeout `ending` early, once the process has slept for `most` seconds of it."""
 
-    def __init__(self, pid: int, most: float, ending: asyncio.Timeout) -> None:
-        self._pid, self._left, self._ending = pid, most, ending
+    def __init__(self, pid: int, max_seconds: float, deadline: asyncio.Timeout) -> None:
+        self._pid, self._left, self._ending = pid, max_seconds, deadline
         self._rng = random.SystemRandom()
         self._loop = asyncio.get_running_loop()
 

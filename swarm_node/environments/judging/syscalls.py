@@ -165,11 +165,11 @@ def judge_filter(machine: str, pid: int) -> bytes | None:
     if machine not in ARCHITECTURES:
         return None
     architecture, column = ARCHITECTURES[machine]
-    guarded = [
+    rules = [
         *_GUARDED.values(),
         *(
-            (both, (_Argument(0, (0, pid) if name == "prlimit64" else (pid,)), *more))
-            for name, (both, more) in _ITSELF.items()
+            (numbers, (_Argument(0, (0, pid) if name == "prlimit64" else (pid,)), *extra_args))
+            for name, (numbers, extra_args) in _ITSELF.items()
         ),
     ]
     program = [
@@ -178,11 +178,11 @@ def judge_filter(machine: str, pid: int) -> bytes | None:
         (_RETURN, 0, 0, _KILL),  # 32-bit calls have other numbers
         (_LOAD, 0, 0, _AT_NUMBER),
     ]
-    for allowed in _PLAIN.values():
-        program += _on(allowed[column], [(_RETURN, 0, 0, _ALLOW)])
-    for missing in _NOT_THERE.values():
-        program += _on(missing[column], [(_RETURN, 0, 0, _ERRNO | _ENOSYS)])
-    for numbers, arguments in guarded:
+    for syscall in _PLAIN.values():
+        program += _on(syscall[column], [(_RETURN, 0, 0, _ALLOW)])
+    for absent_syscall in _NOT_THERE.values():
+        program += _on(absent_syscall[column], [(_RETURN, 0, 0, _ERRNO | _ENOSYS)])
+    for numbers, arguments in rules:
         program += _on(numbers[column], list(_checked(arguments)))
     program.append((_RETURN, 0, 0, _ERRNO | _EPERM))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
@@ -191,9 +191,9 @@ def judge_filter(machine: str, pid: int) -> bytes | None:
 _Instruction = tuple[int, int, int, int]
 
 
-def _on(number: int | None, then: list[_Instruction]) -> list[_Instruction]:
-    """Run `then`, which ends the program, for the call of this number; skip it for others."""
-    return [] if number is None else [(_EQUAL, 0, len(then), number), *then]
+def _on(number: int | None, body: list[_Instruction]) -> list[_Instruction]:
+    """Run `body`, which ends the program, for the call of this number; skip it for others."""
+    return [] if number is None else [(_EQUAL, 0, len(body), number), *body]
 
 
 def _checked(arguments: tuple[_Argument, ...]) -> Iterator[_Instruction]:

@@ -94,12 +94,12 @@ class _Worker:
             raise ValueError(f"no judge {pid}")
         self._judges.remove(pid)
         os.kill(pid, signal.SIGKILL)  # the id is not reused before the wait below
-        _, status, used = os.wait4(pid, 0)
+        _, status, usage = os.wait4(pid, 0)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # a fork begins with its pages
         return JudgeEnded(
             os.waitstatus_to_exitcode(status),
-            used.ru_utime + used.ru_stime,
-            max(used.ru_maxrss - peak, 0) * _PEAK_UNIT,
+            usage.ru_utime + usage.ru_stime,
+            max(usage.ru_maxrss - peak, 0) * _PEAK_UNIT,
         )
 
     def _judge(
@@ -112,8 +112,8 @@ class _Worker:
             os.dup2(descriptor, 0)
             os.dup2(descriptor, 1)
             os.closerange(3, _MOST_DESCRIPTORS)
-            with open(os.devnull, "wb") as nothing:
-                os.dup2(nothing.fileno(), 2)
+            with open(os.devnull, "wb") as devnull:
+                os.dup2(devnull.fileno(), 2)
             os.nice(niceness)
             die_with_parent(parent)
             judge = Judge(environment)

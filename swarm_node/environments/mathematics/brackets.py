@@ -44,9 +44,9 @@ def arguments(tokens: Sequence[Token]) -> tuple[Token, ...]:
 
     x^10 is meant as a power of ten, sqrt(2) as a root of two, and x^(1/2) as one of a half."""
     partner = partners(tokens)
-    before: Counter[int] = Counter()
-    after: Counter[int] = Counter()
-    dropped: set[int] = set()
+    open_braces: Counter[int] = Counter()
+    close_braces: Counter[int] = Counter()
+    dropped_places: set[int] = set()
     for place, token in enumerate(tokens):
         begin = place + 1
         if token.text == r"\sqrt" and key_of(tokens[begin : begin + 1]) == ("[",):
@@ -59,29 +59,29 @@ def arguments(tokens: Sequence[Token]) -> tuple[Token, ...]:
                 break
             if tokens[begin].text != "{":
                 if tokens[end].text == "(" and end in partner:
-                    dropped |= {begin, partner[end]} if end == begin else set()
+                    dropped_places |= {begin, partner[end]} if end == begin else set()
                     end = partner[end]
-                before[begin] += 1
-                after[end] += 1
+                open_braces[begin] += 1
+                close_braces[end] += 1
             begin = partner.get(begin, end) + 1
     out: list[Token] = []
     for place, token in enumerate(tokens):
-        out += [Token("mark", "{")] * before[place]
-        out += [token] * (place not in dropped)
-        out += [Token("mark", "}")] * after[place]
+        out += [Token("mark", "{")] * open_braces[place]
+        out += [token] * (place not in dropped_places)
+        out += [Token("mark", "}")] * close_braces[place]
     return tuple(out)
 
 
 def partners(tokens: Sequence[Token]) -> dict[int, int]:
     """The place of the closing bracket by that of the opening one. [1,2) is a pair."""
     open_places: list[int] = []
-    found = {}
+    pairs = {}
     for place, token in enumerate(tokens):
         if token.text in OPENING:
             open_places.append(place)
         elif token.text in CLOSING and open_places:
-            found[open_places.pop()] = place
-    return found
+            pairs[open_places.pop()] = place
+    return pairs
 
 
 def closes(tokens: Sequence[Token]) -> bool:

@@ -37,19 +37,19 @@ _PROBED: Final = 1e-6
 _INTERVALS: Final = ("()", "[]", "[)", "(]", "cup")
 
 
-def equal(given: str, right: str) -> bool:
+def equal(answer: str, right: str) -> bool:
     """True if two answers are the same, as words or as mathematics."""
-    if given.split() == right.split():
+    if answer.split() == right.split():
         return True
-    if max(len(given), len(right)) > MAX_MATH_CHARS:
-        if len(given) > 2 * len(right):
+    if max(len(answer), len(right)) > MAX_MATH_CHARS:
+        if len(answer) > 2 * len(right):
             return False
-        first, second = (key_of(stripped(tokens_of(spelled(text)))) for text in (given, right))
+        first, second = (key_of(stripped(tokens_of(spelled(text)))) for text in (answer, right))
         return first == second != ()
-    wanted, found = list(readings(right, right=True)), list(readings(given))
-    if all(_is_approximate(ways[0]) for ways in (wanted, found)):
-        return same(found[0], wanted[0])  # not by one side of each
-    return any(same(each, one) for each in found for one in wanted)
+    targets, candidates = list(readings(right, right=True)), list(readings(answer))
+    if all(_is_approximate(ways[0]) for ways in (targets, candidates)):
+        return same(candidates[0], targets[0])  # not by one side of each
+    return any(same(candidate, target) for candidate in candidates for target in targets)
 
 
 def _is_approximate(reading: Reading) -> bool:
@@ -62,28 +62,28 @@ def load() -> None:
     equal("x + 1", "1 + x")
 
 
-def same(given: Reading, right: Reading) -> bool:
+def same(answer: Reading, right: Reading) -> bool:
     """True if a reading of an answer is equal to one of the right answer."""
-    match given, right:
+    match answer, right:
         case Words(), Words():
-            return bool(right.key) and given.key == right.key
+            return bool(right.key) and answer.key == right.key
         case Relation(), Relation():
-            return _same_relations(given, right)
-        case Relation(sign="="), _ if given.names is not None:
-            return same(given.value, right)
+            return _same_relations(answer, right)
+        case Relation(sign="="), _ if answer.names is not None:
+            return same(answer.value, right)
         case _, Relation(sign="=") if right.names:
-            return not isinstance(right.value, Words) and same(given, right.value)
+            return not isinstance(right.value, Words) and same(answer, right.value)
         case Several(), Several():
-            return _same_several(given, right)
+            return _same_several(answer, right)
         case Matrix(), Matrix():
-            return len(given.rows) == len(right.rows) and all(map(_pairs, given.rows, right.rows))
+            return len(answer.rows) == len(right.rows) and all(map(_pairs, answer.rows, right.rows))
         case (Matrix() as matrix, Several() as vector) | (Several() as vector, Matrix() as matrix):
             return vector.brackets in ("()", "[]") and _pairs(_vector(matrix), vector.parts)
         case Value(), Value():
-            return _same_values(given, right)
+            return _same_values(answer, right)
         case (Words() as words, Value() as value) | (Value() as value, Words() as words):
             return _same_word(words, value)
-    sets = (_set_tokens(given), _set_tokens(right))
+    sets = (_set_tokens(answer), _set_tokens(right))
     return None not in sets and by_engine(sets[0] or (), sets[1] or ())
 
 
@@ -97,54 +97,54 @@ def _set_tokens(reading: Reading) -> tuple[Token, ...] | None:
     return None
 
 
-def _same_relations(given: Relation, right: Relation) -> bool:
-    if key_of(given.tokens) == key_of(right.tokens):
+def _same_relations(answer: Relation, right: Relation) -> bool:
+    if key_of(answer.tokens) == key_of(right.tokens):
         return True
-    if given.names == () or right.names == ():  # 1 + 1 = 2 says nothing of a name
-        both = given.names == right.names and given.sides == right.sides == 2
-        return both and same(given.left, right.left) and same(given.value, right.value)
-    sides = {given.sides, right.sides}
-    if given.names and given.names == right.names and 2 in sides:
-        return same(given.value, right.value)
+    if answer.names == () or right.names == ():  # 1 + 1 = 2 says nothing of a name
+        is_same_form = answer.names == right.names and answer.sides == right.sides == 2
+        return is_same_form and same(answer.left, right.left) and same(answer.value, right.value)
+    sides = {answer.sides, right.sides}
+    if answer.names and answer.names == right.names and 2 in sides:
+        return same(answer.value, right.value)
     if sides != {2}:  # of two chains, math-verify compares the ends only
         return False
-    return by_engine(given.tokens, right.tokens)
+    return by_engine(answer.tokens, right.tokens)
 
 
-def _same_several(given: Several, right: Several) -> bool:
+def _same_several(answer: Several, right: Several) -> bool:
     """(1, 2) is a pair or an interval, in order. A list without brackets is one of values in any
     order, unless the other side is in order."""
-    kinds = (given.brackets, right.brackets)
+    kinds = (answer.brackets, right.brackets)
     intervals = all(kind in _INTERVALS for kind in kinds)
-    if len(given.parts) == len(right.parts):
+    if len(answer.parts) == len(right.parts):
         if set(kinds) in ({""}, {"cup"}, {"{}"}, {"", "{}"}, {"", "cup"}):  # x < 1 or x > 2
-            return _in_any_order(given.parts, right.parts)
+            return _in_any_order(answer.parts, right.parts)
         if "{}" in kinds:  # [1, 2, 3] is how Python writes a list; [1, 2] may be an interval
             return (
                 kinds == ("[]", "{}")
-                and len(given.parts) > 2
-                and _in_any_order(given.parts, right.parts)
+                and len(answer.parts) > 2
+                and _in_any_order(answer.parts, right.parts)
             )
         if kinds == ("[]", ""):
-            return _in_any_order(given.parts, right.parts)
+            return _in_any_order(answer.parts, right.parts)
         if "" in kinds:
-            return "()" in kinds and _pairs(given.parts, right.parts)
-        if kinds[0] == kinds[1] and _pairs(given.parts, right.parts):
+            return "()" in kinds and _pairs(answer.parts, right.parts)
+        if kinds[0] == kinds[1] and _pairs(answer.parts, right.parts):
             return True
-    return intervals and "cup" in kinds and by_engine(given.tokens, right.tokens)
+    return intervals and "cup" in kinds and by_engine(answer.tokens, right.tokens)
 
 
-def _pairs(given: Sequence[Reading], right: Sequence[Reading]) -> bool:
-    return len(given) == len(right) and all(map(same, given, right))
+def _pairs(answer: Sequence[Reading], right: Sequence[Reading]) -> bool:
+    return len(answer) == len(right) and all(map(same, answer, right))
 
 
-def _in_any_order(given: Sequence[Reading], right: Sequence[Reading]) -> bool:
-    left = list(given)
-    for one in right:
-        found = next((each for each in left if same(each, one)), None)
-        if found is None:
+def _in_any_order(answer: Sequence[Reading], right: Sequence[Reading]) -> bool:
+    left = list(answer)
+    for target in right:
+        match = next((part for part in left if same(part, target)), None)
+        if match is None:
             return False
-        left.remove(found)
+        left.remove(match)
     return not left
 
 
@@ -155,28 +155,28 @@ def _vector(matrix: Matrix) -> tuple[Reading, ...]:
     return tuple(row[0] for row in matrix.rows) if all(len(row) == 1 for row in matrix.rows) else ()
 
 
-def _same_values(given: Value, right: Value) -> bool:
-    if given.units and right.units:
-        if given.units != right.units:
+def _same_values(answer: Value, right: Value) -> bool:
+    if answer.units and right.units:
+        if answer.units != right.units:
             return False
-    elif given.nouns and right.nouns and not given.nouns & right.nouns:
+    elif answer.nouns and right.nouns and not answer.nouns & right.nouns:
         return False  # apples and oranges
-    if right.before and not (right.nouns or right.units or given.before & right.before):
+    if right.before and not (right.nouns or right.units or answer.before & right.before):
         return False  # Room 12 and Gate 12
-    if given.number is not None and right.number is not None:
-        return _same_numbers(given, right)
-    if given.percent != right.percent:
+    if answer.number is not None and right.number is not None:
+        return _same_numbers(answer, right)
+    if answer.percent != right.percent:
         return False
-    return key_of(given.tokens) == key_of(right.tokens) or by_engine(given.tokens, right.tokens)
+    return key_of(answer.tokens) == key_of(right.tokens) or by_engine(answer.tokens, right.tokens)
 
 
-def _same_numbers(given: Value, right: Value) -> bool:
+def _same_numbers(answer: Value, right: Value) -> bool:
     """A percent sign on one side alone is a unit, or it stands for a hundredth. In .5% it can only
     be that, because .5 is a share itself."""
-    numbers = [given.number or Fraction(0), right.number or Fraction(0)]
-    decimal = given.decimal or right.decimal
-    if given.percent != right.percent:
-        place = 0 if given.percent else 1
+    numbers = [answer.number or Fraction(0), right.number or Fraction(0)]
+    decimal = answer.decimal or right.decimal
+    if answer.percent != right.percent:
+        place = 0 if answer.percent else 1
         may_be_unit = numbers[place].denominator == 1 or abs(numbers[place]) > 1
         if may_be_unit and _close(*numbers, decimal=decimal):
             return True
@@ -185,17 +185,17 @@ def _same_numbers(given: Value, right: Value) -> bool:
 
 
 def _close(first: Fraction, second: Fraction, *, decimal: bool) -> bool:
-    bound = min(_PLACES, _SHARE * max(abs(first), abs(second)))
-    return first == second or (decimal and abs(first - second) <= bound)
+    tolerance = min(_PLACES, _SHARE * max(abs(first), abs(second)))
+    return first == second or (decimal and abs(first - second) <= tolerance)
 
 
 def _same_word(words: Words, value: Value) -> bool:
     """Whether words say a value: by its letter, as a number in words, or as a product."""
     if words.key == key_of(value.tokens):
         return True
-    said = number_in_words(words.key)
-    if said is not None:
-        return value.number == said and not value.units and not value.percent
+    number = number_in_words(words.key)
+    if number is not None:
+        return value.number == number and not value.units and not value.percent
     return _is_product(words) and by_engine(_letters(words), value.tokens)
 
 
@@ -210,16 +210,16 @@ def _letters(words: Words) -> list[Token]:
     return [Token("name", letter) for letter in words.key[0]]
 
 
-def by_engine(given: Sequence[Token], right: Sequence[Token]) -> bool:
+def by_engine(answer: Sequence[Token], right: Sequence[Token]) -> bool:
     """True if math-verify finds two expressions, relations or sets equal."""
     from math_verify import verify
 
     try:
-        first, second = _parsed(given), _parsed(right)
+        first, second = _parsed(answer), _parsed(right)
         if first is None or second is None:
             return False
-        for known in (_numerically, _as_equations, _as_symbols, _at_a_point):
-            equal_so = known(first, second)
+        for compare in (_numerically, _as_equations, _as_symbols, _at_a_point):
+            equal_so = compare(first, second)
             if equal_so is not None:
                 return equal_so
         return bool(verify(second, first, timeout_seconds=None, allow_set_relation_comp=True))
@@ -252,25 +252,25 @@ def _is_opaque(tokens: Sequence[Token]) -> bool:
     """True for what the grammar drops or evaluates, so that it is compared sign by sign: words,
     primes, transposes, derivatives, and digits with a base."""
     for place, token in enumerate(tokens):
-        follows = key_of(tokens[place + 1 : place + 4])
+        lookahead = key_of(tokens[place + 1 : place + 4])
         if token.kind == "word" or token.text in ("'", r"\prime", r"\partial", r"\ldots"):
             return True
-        if token.kind == "number" and follows[:1] == ("_",):
+        if token.kind == "number" and lookahead[:1] == ("_",):
             return True
-        if token.text == "^" and follows in (("{", "T", "}"), ("{", "*", "}")):
+        if token.text == "^" and lookahead in (("{", "T", "}"), ("{", "*", "}")):
             return True
-        if token.text == "}" and follows[:2] == ("{", "d") and follows[2:] != ("}",):
+        if token.text == "}" and lookahead[:2] == ("{", "d") and lookahead[2:] != ("}",):
             return True
     return False
 
 
 def _depth(tokens: Sequence[Token]) -> int:
     """How deep braces and brackets lie in each other."""
-    depth = most = 0
+    depth = max_depth = 0
     for token in tokens:
         depth += (token.text in ("(", "{", "[")) - (token.text in (")", "}", "]"))
-        most = max(most, depth)
-    return most
+        max_depth = max(max_depth, depth)
+    return max_depth
 
 
 def latex_of(tokens: Sequence[Token]) -> str:
@@ -283,8 +283,8 @@ def latex_of(tokens: Sequence[Token]) -> str:
         end = place + 1
         if token.text == "/" and end < len(tokens):
             end = partner.get(end, end) if tokens[end].text == "(" else end
-            whole = tokens[place + 1].kind == "number" or end > place + 1
-            if whole and key_of(tokens[end + 1 : end + 2]) not in (("^",), ("!",)):
+            is_factor = tokens[place + 1].kind == "number" or end > place + 1
+            if is_factor and key_of(tokens[end + 1 : end + 2]) not in (("^",), ("!",)):
                 parts.append(r"\cdot \frac{1}{")
                 closing.add(end)
                 continue
@@ -319,7 +319,7 @@ def _as_equations(first: Any, second: Any) -> bool | None:
     if first.free_symbols != second.free_symbols:
         return False
     ratio = (first.lhs - first.rhs) / (second.lhs - second.rhs)
-    values = [_value_at(ratio, which) for which in (0, 1)]
+    values = [_value_at(ratio, index) for index in (0, 1)]
     if None not in values and abs(values[0] - values[1]) > _PROBED * abs(values[0]):
         return False
     ratio = simplify(ratio)
@@ -343,20 +343,20 @@ def _at_a_point(first: Any, second: Any) -> bool | None:
 
     if not isinstance(first, Expr) or not isinstance(second, Expr):
         return None
-    values = [_value_at(each, 0) for each in (first, second)]
+    values = [_value_at(expression, 0) for expression in (first, second)]
     if None in values:
         return None
     size = max(1.0, *map(abs, values))
     return False if abs(values[0] - values[1]) > _PROBED * size else None
 
 
-def _value_at(expression: Any, which: int) -> Any:
+def _value_at(expression: Any, index: int) -> Any:
     """The value of an expression at a point that depends on the names of its variables alone, or
     None if it has none there. sympy raises errors of any kind where it is not defined."""
     from sympy import Rational
 
     point = {
-        symbol: Rational(7 + 10 * which + sum(map(ord, symbol.name)) % 89, 23)
+        symbol: Rational(7 + 10 * index + sum(map(ord, symbol.name)) % 89, 23)
         for symbol in expression.free_symbols
     }
     try:
@@ -373,12 +373,14 @@ def _numerically(first: Any, second: Any) -> bool | None:
     equal."""
     from sympy import Expr, Float
 
-    if not all(isinstance(each, Expr) and each.is_number for each in (first, second)):
+    if not all(
+        isinstance(expression, Expr) and expression.is_number for expression in (first, second)
+    ):
         return None
-    values = [complex(each.evalf(30)) for each in (first, second)]
+    values = [complex(expression.evalf(30)) for expression in (first, second)]
     if not all(map(cmath.isfinite, values)):
         return None
     decimal = first.has(Float) or second.has(Float)
     size = max(map(abs, values))
-    bound = min(float(_PLACES), float(_SHARE) * size) if decimal else _PRECISION * size
-    return abs(values[0] - values[1]) <= bound
+    tolerance = min(float(_PLACES), float(_SHARE) * size) if decimal else _PRECISION * size
+    return abs(values[0] - values[1]) <= tolerance

@@ -41,7 +41,7 @@ def within_time(call: Callable[[], bool]) -> bool:
     # collection takes up to a second. So the collector is off meanwhile.
     collects = gc.isenabled()
     gc.disable()
-    before = signal.signal(signal.SIGVTALRM, interrupt)
+    old_handler = signal.signal(signal.SIGVTALRM, interrupt)
     try:
         # Repeated, because sympy may swallow one.
         signal.setitimer(signal.ITIMER_VIRTUAL, MATH_SECONDS, MATH_SECONDS)
@@ -50,6 +50,6 @@ def within_time(call: Callable[[], bool]) -> bool:
         return False
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
-        signal.signal(signal.SIGVTALRM, before)
+        signal.signal(signal.SIGVTALRM, old_handler)
         if collects:
             gc.enable()

@@ -166,77 +166,82 @@ _BESIDE_PRODUCTS: Final = frozenset("^_/*+-=()[]{}<>|,0123456789\\")
 def spelled(text: str) -> str:
     """The text in one spelling of signs, as LaTeX."""
     text = _SHIFTED.sub(_shifted, text)
-    text = _FRACTIONS.sub(lambda found: " " + unicodedata.normalize("NFKC", found[0]), text)
+    text = _FRACTIONS.sub(lambda match: " " + unicodedata.normalize("NFKC", match[0]), text)
     text = unicodedata.normalize("NFKC", text.translate(_TABLE)).translate(_TABLE)
     for rule in RULES:
         text = rule.pattern.sub(rule.new, text)
     return text
 
 
-def _shifted(found: re.Match[str]) -> str:
-    return ("^{" if found["raised"] else "_{") + found[0].translate(_LEVEL) + "}"
+def _shifted(match: re.Match[str]) -> str:
+    return ("^{" if match["raised"] else "_{") + match[0].translate(_LEVEL) + "}"
 
 
-def tokens_of(text: str, *, grouped: bool = True) -> list[Token]:
-    """The tokens of a `spelled` text. `grouped`: 1,234 and 1 234 are one number, else several.
+def tokens_of(text: str, *, group_digits: bool = True) -> list[Token]:
+    """The tokens of a text in words (`spelled`). `group_digits`: 1,234 and 1 234 are one number,
+    else several.
 
     Signs of a formula ($) are left out, unless there is one alone: that is a dollar."""
     dollar = text.replace(r"\$", "").count("$") == 1
     tokens: list[Token] = []
     texts: list[bool] = []  # of each open brace: whether it opened a text
-    awaits = False
-    for found in (_GROUPED if grouped else _UNGROUPED).finditer(text):
-        part = found[0]
+    expects_text = False
+    for match in (_GROUPED if group_digits else _UNGROUPED).finditer(text):
+        part = match[0]
         if part.isspace():
             continue
         if part in _TEXT or part in _TYPE:
-            awaits = part in _TEXT
-            tokens += [Token("mark", "type")] * (not awaits)
+            expects_text = part in _TEXT
+            tokens += [Token("mark", "type")] * (not expects_text)
         elif part == "{":
-            texts.append(awaits)
-            tokens += [Token("mark", "{")] * (not awaits)
-            awaits = False
+            texts.append(expects_text)
+            tokens += [Token("mark", "{")] * (not expects_text)
+            expects_text = False
         elif part == "}" and texts:
             tokens += [Token("mark", "}")] * (not texts.pop())
         elif part != "$" or dollar:
-            awaits = False
-            tokens += _token(found, text, in_text=any(texts[-2:]))
+            expects_text = False
+            tokens += _token(match, text, in_text=any(texts[-2:]))
     return _signed(token for token in tokens if token.text != "type")
 
 
 def _signed(tokens: Iterable[Token]) -> list[Token]:
     """With a sign for "negative 5" and "minus 5"."""
-    found: list[Token] = []
+    signed_tokens: list[Token] = []
     for token in tokens:
-        if token.kind == "number" and found and found[-1].text in ("negative", "minus"):
-            found[-1] = Token("mark", "-")
-        found.append(token)
-    return found
+        if (
+            token.kind == "number"
+            and signed_tokens
+            and signed_tokens[-1].text in ("negative", "minus")
+        ):
+            signed_tokens[-1] = Token("mark", "-")
+        signed_tokens.append(token)
+    return signed_tokens
 
 
-def _token(found: re.Match[str], text: str, *, in_text: bool) -> Iterator[Token]:
-    part = found[0]
-    if found["env"]:
+def _token(match: re.Match[str], text: str, *, in_text: bool) -> Iterator[Token]:
+    part = match[0]
+    if match["env"]:
         # The columns' alignment says nothing, and matrices differ in their brackets only.
         name = part.split("{")[1].rstrip("}* ")
         if name in _MATRICES or name == "vmatrix":
             yield Token("mark", rf"{part[1]}:{'vmatrix' if name == 'vmatrix' else 'matrix'}")
-    elif found["command"]:
+    elif match["command"]:
         yield Token("command", part)
-    elif found["escaped"]:
+    elif match["escaped"]:
         yield Token("word" if part[1] == "$" else "mark", part if part[1] in "{}" else part[1])
-    elif found["number"]:
+    elif match["number"]:
         yield Token("number", re.sub(r"[, ]", "", part).upper())
-    elif found["letters"]:
-        yield from _letters(found, text, in_text=in_text)
+    elif match["letters"]:
+        yield from _letters(match, text, in_text=in_text)
     elif part in "$€£¥₹₽₩₪₺฿":
         yield Token("word", part)
     else:
         yield Token("mark", part)
 
 
-def _letters(found: re.Match[str], text: str, *, in_text: bool) -> Iterator[Token]:
-    run, (begin, end) = found[0], found.span()
+def _letters(match: re.Match[str], text: str, *, in_text: bool) -> Iterator[Token]:
+    run, (begin, end) = match[0], match.span()
     if in_text:
         # \mathrm{e} and \mathrm{i} are numbers.
         yield Token("name", run) if run in ("e", "i", "d") else _word(run)

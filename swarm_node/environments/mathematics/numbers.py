@@ -41,18 +41,18 @@ def plain_number(tokens: Sequence[Token]) -> Fraction | None:
         return None
 
 
-def _repeated(found: re.Match[str]) -> Fraction:
+def _repeated(match: re.Match[str]) -> Fraction:
     """A decimal whose last digits repeat without end."""
-    digits = found["digits"] or ""
-    period = next(part for part in found.group("bar", "dot", "bracket") if part)
-    plain = Fraction(int((found["whole"] or "0") + digits), 10 ** len(digits))
-    return plain + Fraction(int(period), 10 ** len(digits) * (10 ** len(period) - 1))
+    digits = match["digits"] or ""
+    period = next(part for part in match.group("bar", "dot", "bracket") if part)
+    finite_part = Fraction(int((match["whole"] or "0") + digits), 10 ** len(digits))
+    return finite_part + Fraction(int(period), 10 ** len(digits) * (10 ** len(period) - 1))
 
 
-def _mixed(whole: Fraction, above: Fraction, below: Fraction) -> Fraction:
-    if not all(part.denominator == 1 for part in (whole, above, below)):
+def _mixed(integer: Fraction, numerator: Fraction, denominator: Fraction) -> Fraction:
+    if not all(part.denominator == 1 for part in (integer, numerator, denominator)):
         raise ValueError
-    return whole + above / below
+    return integer + numerator / denominator
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
@@ -79,10 +79,10 @@ _SHAPES: Final[dict[str, Callable[..., Fraction]]] = {
 def times_of(text: str, *, right: bool) -> list[tuple[str, ...]]:
     """The ways to read a text as a time of day, none if it is no time. Where one side does not say
     whether it is before noon, the other's word counts: `right` allows for that."""
-    found = _TIME.fullmatch(text)
-    if not found:
+    match = _TIME.fullmatch(text)
+    if not match:
         return []
-    hour, minute, second, half = (part or "" for part in found.groups())
-    half = half[:1].lower()
-    halves = [half] if not right else ["", half] if half else ["", "a", "p"]
-    return [("time", hour, minute or "00", second, each) for each in halves]
+    hour, minute, second, day_half = (part or "" for part in match.groups())
+    day_half = day_half[:1].lower()
+    halves = [day_half] if not right else ["", day_half] if day_half else ["", "a", "p"]
+    return [("time", hour, minute or "00", second, half) for half in halves]

@@ -114,22 +114,22 @@ def readings(text: str, *, right: bool = False) -> Iterator[Reading]:
     if times:
         yield from map(Words, times)
         return
-    plain = spelled(text)
-    if len(plain) > 2 * MAX_MATH_CHARS:  # one sign may stand for a sentence
+    spelling = spelled(text)
+    if len(spelling) > 2 * MAX_MATH_CHARS:  # one sign may stand for a sentence
         yield Words((text,))
         return
-    grouped = stripped(tokens_of(plain))
-    ungrouped = stripped(tokens_of(plain, grouped=False))
-    if ungrouped == grouped or not (grouped and grouped[0].text in OPENING):  # (1,234) is a pair
-        yield read(grouped)
-    if ungrouped != grouped:
+    tokens = stripped(tokens_of(spelling))
+    ungrouped = stripped(tokens_of(spelling, group_digits=False))
+    if ungrouped == tokens or not (tokens and tokens[0].text in OPENING):  # (1,234) is a pair
+        yield read(tokens)
+    if ungrouped != tokens:
         yield read(ungrouped)
-    exact = split(grouped, lambda token: token.text == r"\approx")
-    if len(exact) == 2:
-        yield from (read(stripped(side)) for side in exact)
-    unit = _LETTER_UNIT.search(plain[-64:])
+    sides = split(tokens, lambda token: token.text == r"\approx")
+    if len(sides) == 2:
+        yield from (read(stripped(side)) for side in sides)
+    unit = _LETTER_UNIT.search(spelling[-64:])
     if unit and (unit["more"] or not right):
-        value = read(stripped(tokens_of(plain[: len(plain) - len(unit[0])])))
+        value = read(stripped(tokens_of(spelling[: len(spelling) - len(unit[0])])))
         yield _with_units(value, [], re.findall(r"[A-Za-z]+|[\^1-3]", unit[0]))
 
 
@@ -176,19 +176,19 @@ def _several(
     brackets: str, parts: Sequence[tuple[Token, ...]], tokens: tuple[Token, ...], depth: int
 ) -> Several:
     """Values side by side. A list in a list or set, such as that of ±2, is a part of it."""
-    found: list[Reading] = []
+    values: list[Reading] = []
     for part in parts:
         reading = read(stripped(part), depth + 1)
         inner = isinstance(reading, Several) and not reading.brackets and brackets in ("", "{}")
-        found += reading.parts if inner and isinstance(reading, Several) else [reading]
-    first, *others = found
+        values += reading.parts if inner and isinstance(reading, Several) else [reading]
+    first, *rest = values
     if (
         isinstance(first, Relation)
         and first.names
-        and not any(isinstance(o, Relation) for o in others)
+        and not any(isinstance(o, Relation) for o in rest)
     ):
-        found[0] = first.value  # x = 1, 2
-    return Several(brackets, tuple(found), tokens)
+        values[0] = first.value  # x = 1, 2
+    return Several(brackets, tuple(values), tokens)
 
 
 def _bracketed(tokens: tuple[Token, ...], depth: int) -> Reading:
@@ -206,11 +206,11 @@ def _bracketed(tokens: tuple[Token, ...], depth: int) -> Reading:
         return read(inner, depth + 1)
     brackets = {"{": "{", r"\{": "{", r"\langle": "("}.get(opening, opening)
     brackets += {"}": "}", r"\}": "}", r"\rangle": ")"}.get(closing, closing)
-    several = _several(brackets, parts, tokens, depth)
+    sequence = _several(brackets, parts, tokens, depth)
     rows = [
-        part.parts for part in several.parts if isinstance(part, Several) and part.brackets == "[]"
+        part.parts for part in sequence.parts if isinstance(part, Several) and part.brackets == "[]"
     ]
-    return Matrix(tuple(rows)) if brackets == "[]" and len(rows) == len(parts) else several
+    return Matrix(tuple(rows)) if brackets == "[]" and len(rows) == len(parts) else sequence
 
 
 def _matrix(tokens: tuple[Token, ...], depth: int) -> Matrix | None:
@@ -239,8 +239,8 @@ def _relation(tokens: tuple[Token, ...], depth: int) -> Reading | None:
     if not set(signs) <= {"=", r"\approx"}:
         return Relation(tokens, "order", None, Words(()), Words(()))
     words = [place for place, token in enumerate(sides[0]) if token.kind == "word"]
-    after = sides[0][words[-1] + 1 :] if words else sides[0]  # the total is 5 + 7 = 12
-    if not any(token.kind == "name" for token in after):
+    tail = sides[0][words[-1] + 1 :] if words else sides[0]  # the total is 5 + 7 = 12
+    if not any(token.kind == "name" for token in tail):
         names = names or ()
     left = Words(()) if names else read(stripped(sides[0]), depth + 1)
     return Relation(tokens, "=", names, read(value, depth + 1), left, len(sides))
@@ -253,12 +253,12 @@ def _names(tokens: Sequence[Token]) -> tuple[str, ...] | None:
         return None
     for place, token in enumerate(tokens):
         depth += (token.text in OPENING) - (token.text in CLOSING)
-        follows = key_of(tokens[place + 1 : place + 4])
+        lookahead = key_of(tokens[place + 1 : place + 4])
         if depth == 0 and (
-            token.text in _COMPUTING or (token.text == "^" and follows not in _INVERSES)
+            token.text in _COMPUTING or (token.text == "^" and lookahead not in _INVERSES)
         ):
             return None
-        if token.text == r"\frac" and follows[:2] not in (("{", "d"), ("{", r"\partial")):
+        if token.text == r"\frac" and lookahead[:2] not in (("{", "d"), ("{", r"\partial")):
             return None
     return key_of(tokens) if any(token.kind in ("name", "word") for token in tokens) else None
 
@@ -268,11 +268,11 @@ def _plus_minus(tokens: tuple[Token, ...], depth: int) -> Several | None:
     if not any(token.text == r"\pm" for token in tokens):
         return None
     signs = [{r"\pm": "+", r"\mp": "-"}, {r"\pm": "-", r"\mp": "+"}]
-    both = [
+    variants = [
         tuple(Token("mark", new.get(t.text, t.text)) if t.text in new else t for t in tokens)
         for new in signs
     ]
-    return Several("", tuple(read(each, depth + 1) for each in both), tokens)
+    return Several("", tuple(read(variant, depth + 1) for variant in variants), tokens)
 
 
 def _quantity(tokens: tuple[Token, ...], depth: int) -> Reading:
@@ -281,35 +281,35 @@ def _quantity(tokens: tuple[Token, ...], depth: int) -> Reading:
         return _value(tokens)
     words = _worded(tokens)
     segments = [part for part in _runs(tokens, words) if part[0] is False]
-    said = {token.text for token, word in zip(tokens, words, strict=True) if word}
-    if len(segments) != 1 or CHANGING & said:
+    word_texts = {token.text for token, word in zip(tokens, words, strict=True) if word}
+    if len(segments) != 1 or CHANGING & word_texts:
         return Words(tuple(text for text in key_of(tokens) if text not in ("a", "an", "the")))
     _, begin, end = segments[0]
     while end > begin + 1 and tokens[end - 1].text in OPENING:  # 9 (balloons)
         end -= 1
-    after = [token.text for token in tokens[end:] if token.text not in "{}^" or token.text == "^"]
-    before = key_of(tokens[:begin])
+    suffix = [token.text for token in tokens[end:] if token.text not in "{}^" or token.text == "^"]
+    prefix = key_of(tokens[:begin])
     core = key_of(tokens[begin:end])
-    computed = before[-1:] == ("of",) and before[-2:-1] and before[-2] in COMPUTATIONS
-    counted = before and before[-1] in NUMBERS  # two 5
-    if computed or counted or core.count("{") != core.count("}"):
+    is_computed = prefix[-1:] == ("of",) and prefix[-2:-1] and prefix[-2] in COMPUTATIONS
+    is_counted = prefix and prefix[-1] in NUMBERS  # two 5
+    if is_computed or is_counted or core.count("{") != core.count("}"):
         return Words(key_of(tokens))
     value = read(stripped(tokens[begin:end]), depth + 1)
     if isinstance(value, Relation):
         inner = value.value
-        return replace(value, value=_with_units(inner, before, after))
-    return _with_units(value, before, after)
+        return replace(value, value=_with_units(inner, prefix, suffix))
+    return _with_units(value, prefix, suffix)
 
 
-def _with_units(value: Reading, before: Sequence[str], after: list[str]) -> Reading:
+def _with_units(value: Reading, prefix: Sequence[str], suffix: list[str]) -> Reading:
     if not isinstance(value, Value):
         return value
-    if after and after[0] in SCALES:
+    if suffix and suffix[0] in SCALES:
         if value.number is None:
-            return Words((*key_of(value.tokens), *after))
-        value, after = replace(value, number=value.number * SCALES[after[0]]), after[1:]
-    units = _units((*(word for word in before if word in "$€£¥₹"), *after))
-    return replace(value, units=units, nouns=_nouns(after), before=_nouns(before))
+            return Words((*key_of(value.tokens), *suffix))
+        value, suffix = replace(value, number=value.number * SCALES[suffix[0]]), suffix[1:]
+    units = _units((*(word for word in prefix if word in "$€£¥₹"), *suffix))
+    return replace(value, units=units, nouns=_nouns(suffix), before=_nouns(prefix))
 
 
 def _nouns(words: Sequence[str]) -> frozenset[str]:
@@ -323,17 +323,21 @@ def _nouns(words: Sequence[str]) -> frozenset[str]:
 
 def _units(words: Sequence[str]) -> tuple[str, ...]:
     """The known units among words, with their powers."""
-    found: list[str] = []
+    symbols: list[str] = []
     power = ""
     for place, word in enumerate(words):
         if word in SQUARED:
             power = SQUARED[word]
         elif word in UNITS:
-            raised = words[place + 1 : place + 3]
-            exponent = f"^{raised[1]}" if raised[:1] == ("^",) and len(raised) == 2 else power
-            found += [unit + exponent for unit in UNITS[word].split()]
+            power_tokens = words[place + 1 : place + 3]
+            exponent = (
+                f"^{power_tokens[1]}"
+                if power_tokens[:1] == ("^",) and len(power_tokens) == 2
+                else power
+            )
+            symbols += [unit + exponent for unit in UNITS[word].split()]
             power = ""
-    return tuple(found)
+    return tuple(symbols)
 
 
 def _worded(tokens: Sequence[Token]) -> list[bool]:
@@ -341,16 +345,16 @@ def _worded(tokens: Sequence[Token]) -> list[bool]:
     a word in a unit such as cm^2 or km/h."""
     words = [token.kind == "word" for token in tokens]
     for place, token in enumerate(tokens):
-        follows = place > 0 and words[place - 1]
+        follows_word = place > 0 and words[place - 1]
         if token.kind == "name":
             leads = place == len(tokens) - 1 or tokens[place + 1].kind == "word"
-            alone = (follows or place == 0) and leads
-            words[place] = alone or (follows and tokens[place - 1].text == "/")
-        elif token.text == "(" and follows:
+            stands_alone = (follows_word or place == 0) and leads
+            words[place] = stands_alone or (follows_word and tokens[place - 1].text == "/")
+        elif token.text == "(" and follows_word:
             words[place] = place + 1 < len(tokens) and tokens[place + 1].kind == "word"
-        elif token.text in ("/", ".", ":", "?", ")") and follows:
+        elif token.text in ("/", ".", ":", "?", ")") and follows_word:
             words[place] = True
-        elif token.text == "^" and follows:
+        elif token.text == "^" and follows_word:
             exponent = tokens[place + 1 : place + 5]  # {2} or {-1}
             ends = next((n for n, part in enumerate(exponent) if part.text == "}"), None)
             if ends is not None and exponent[ends - 1].kind == "number":
@@ -360,15 +364,15 @@ def _worded(tokens: Sequence[Token]) -> list[bool]:
 
 def _runs(tokens: Sequence[Token], words: Sequence[bool]) -> list[tuple[bool, int, int]]:
     """Runs of words and of other tokens: which, from where, to where. Marks alone are words."""
-    found: list[tuple[bool, int, int]] = []
+    runs: list[tuple[bool, int, int]] = []
     begin = 0
     for end in range(1, len(tokens) + 1):
         if end < len(tokens) and words[end] == words[begin]:
             continue
         marks = all(token.kind == "mark" for token in tokens[begin:end])
-        found.append((words[begin] or marks, begin, end))
+        runs.append((words[begin] or marks, begin, end))
         begin = end
-    return found
+    return runs
 
 
 def _value(tokens: tuple[Token, ...]) -> Reading:

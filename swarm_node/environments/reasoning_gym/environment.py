@@ -189,10 +189,10 @@ class _ReasoningGym:
         dataset = self._dataset(task.ref.family, task.ref.seed)
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                native = scorers.score(task.ref.family, dataset, answer, task.payload)
+                native_score = scorers.score(task.ref.family, dataset, answer, task.payload)
         except Exception:  # noqa: BLE001 - the package's scorers raise anything on a malformed answer
-            native = 0.0
-        return float(native >= RIGHT) if self._binary else native
+            native_score = 0.0
+        return float(native_score >= RIGHT) if self._binary else native_score
 
     def item(self, family: str, seed: int) -> dict[str, Any]:
         """The dataset's own entry: question, answer (or None) and metadata."""
@@ -212,8 +212,8 @@ class _ReasoningGym:
 
 def _answer(text: str) -> str:
     text = text[-MAX_JUDGED_CHARS:]
-    tagged = last_tagged(text)
-    return (text if tagged is None else tagged).strip()
+    content = last_tagged(text)
+    return (text if content is None else content).strip()
 
 
 def _make(family: str, settings: dict[str, Any]) -> Any:
@@ -225,12 +225,12 @@ def _make(family: str, settings: dict[str, Any]) -> Any:
 def _check(family: str, settings: Mapping[str, Any]) -> None:
     key = f"environment.options.datasets.{family}"
     try:
-        found = data_sets.find(family)
+        classes = data_sets.find(family)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"{key} needs {error.name}, which is not installed: run `pip install {error.name}`"
         ) from error
-    if found is None:
+    if classes is None:
         raise ConfigError(f"{key}: reasoning-gym has no dataset of that name; see its gallery")
     if family in scorers.REFUSED:
         raise ConfigError(f"{key}: {scorers.REFUSED[family]}")
@@ -238,15 +238,15 @@ def _check(family: str, settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"{key}: its tasks cannot be derived from a seed; choose another dataset")
     if not isinstance(settings, Mapping):
         raise ConfigError(f"{key} must be a table of settings; use {{}} for the defaults")
-    config = found[1]
-    known = {field.name for field in dataclasses.fields(config)} - _OWN_SETTINGS
+    config = classes[1]
+    field_names = {field.name for field in dataclasses.fields(config)} - _OWN_SETTINGS
     for name in settings:
-        if name not in known:
-            raise ConfigError(f"{key}.{name} is unknown", *instead(name, sorted(known)))
+        if name not in field_names:
+            raise ConfigError(f"{key}.{name} is unknown", *instead(name, sorted(field_names)))
     try:
-        made = config(**settings)
-        if hasattr(made, "validate"):
-            made.validate()
+        instance = config(**settings)
+        if hasattr(instance, "validate"):
+            instance.validate()
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"{key}: reasoning-gym refuses these settings: {error}") from error
 
@@ -279,13 +279,13 @@ def preset_versions() -> Mapping[str, str]:
 def _version(
     families: Mapping[str, Mapping[str, Any]], scoring: str, instruction: str, strict: bool
 ) -> str:
-    covered = [families, scoring, instruction, *["strict"] * strict]
+    inputs = [families, scoring, instruction, *["strict"] * strict]
     try:
-        canonical = json.dumps(covered, sort_keys=True, separators=(",", ":"))
+        canonical_json = json.dumps(inputs, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"environment.options.datasets must hold numbers, texts, truth values, lists and "
             f"tables only: {error}"
         ) from error
-    digest = hashlib.sha256(canonical.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(canonical_json.encode()).hexdigest()[:12]
     return f"{importlib.metadata.version('reasoning-gym')}-{SCHEME}-{digest}"

@@ -57,8 +57,8 @@ def score(family: str, dataset: Any, answer: str, entry: Mapping[str, Any]) -> f
         return 0.0
     if family in OWN:
         return OWN[family](dataset, answer, entry)
-    guarded = GUARDS[family](answer) if family in GUARDS else answer
-    return 0.0 if guarded is None else float(dataset.score_answer(guarded, entry))
+    safe_answer = GUARDS[family](answer) if family in GUARDS else answer
+    return 0.0 if safe_answer is None else float(dataset.score_answer(safe_answer, entry))
 
 
 # These replace the package's scorers that evaluate the answer.
@@ -92,15 +92,15 @@ def _literal(answer: str) -> Any:
     return ast.literal_eval(answer)
 
 
-def _as_list(written: Callable[[Any, Any], str]) -> Scorer:
-    """Make a scorer that gives a tenth for the right answer as a Python list. `written` writes a
+def _as_list(render: Callable[[Any, Any], str]) -> Scorer:
+    """Make a scorer that gives a tenth for the right answer as a Python list. `render` writes a
     list in the form of a right answer."""
 
     def scored(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
         answer, right = answer.strip(), entry["answer"].strip()
         if answer == right:
             return 1.0
-        return 0.1 if written(dataset, _literal(answer)) == right else 0.0
+        return 0.1 if render(dataset, _literal(answer)) == right else 0.0
 
     return scored
 
@@ -114,25 +114,25 @@ def _n_queens(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
 
 def _countdown(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
     try:
-        given = float(compute(answer, ARITHMETIC, Exact()))
+        value = float(compute(answer, ARITHMETIC, Exact()))
     except (BadExpressionError, ArithmeticError):
         return 0.01
-    used = [int(number) for number in _NUMBER.findall(answer)]
-    if sorted(used) != sorted(entry["metadata"]["numbers"]):
+    numbers = [int(number) for number in _NUMBER.findall(answer)]
+    if sorted(numbers) != sorted(entry["metadata"]["numbers"]):
         return 0.05
     target = entry["metadata"]["target"]
     # The tolerances of numpy.isclose as the package calls it.
-    return 1.0 if abs(given - target) <= 1e-6 + 1e-5 * abs(target) else 0.05
+    return 1.0 if abs(value - target) <= 1e-6 + 1e-5 * abs(target) else 0.05
 
 
 def _puzzle24(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
     try:
-        given = int(compute(answer, ARITHMETIC, Exact()))
+        value = int(compute(answer, ARITHMETIC, Exact()))
     except (BadExpressionError, ArithmeticError):
         return 0.01
-    used = [int(number) for number in _NUMBER.findall(answer)]
+    numbers = [int(number) for number in _NUMBER.findall(answer)]
     low, high = dataset.config.min_value, dataset.config.max_value
-    right = given == 24 and len(used) == 4 and all(low <= number <= high for number in used)
+    right = value == 24 and len(numbers) == 4 and all(low <= number <= high for number in numbers)
     return 1.0 if right else 0.01
 
 
@@ -146,13 +146,15 @@ def _bitwise_arithmetic(dataset: Any, answer: str, entry: Mapping[str, Any]) -> 
 
 
 def _number_sorting(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
-    given = _numbers(json.loads(answer.replace("'", '"')))
-    wanted = _numbers(ast.literal_eval(entry["answer"]))
+    numbers = _numbers(json.loads(answer.replace("'", '"')))
+    targets = _numbers(ast.literal_eval(entry["answer"]))
     descending = entry["metadata"]["direction"] != "ascending"
-    if len(given) != len(wanted) or given != sorted(given, reverse=descending):
+    if len(numbers) != len(targets) or numbers != sorted(numbers, reverse=descending):
         return 0.0
     # The package allows for rounding by one.
-    return float(all(abs(one - other) <= 1 for one, other in zip(given, wanted, strict=True)))
+    return float(
+        all(abs(number - target) <= 1 for number, target in zip(numbers, targets, strict=True))
+    )
 
 
 def _numbers(values: Any) -> list[float]:
@@ -191,11 +193,13 @@ def _game_of_life_halting(dataset: Any, answer: str, entry: Mapping[str, Any]) -
 def _spell_backward(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
     """The package's scorer accepts the right word with more after it at some lengths: it adds up
     1/n for each of n letters, and 6 × (1/6) is not 1."""
-    given, right = answer.lower(), entry["answer"].lower()
-    if given == right:
+    text, right = answer.lower(), entry["answer"].lower()
+    if text == right:
         return 1.0
-    same = sum(one == other for one, other in zip(given, right, strict=False))
-    return 0.8 if same == len(right) else same / len(right)
+    match_count = sum(
+        letter == right_letter for letter, right_letter in zip(text, right, strict=False)
+    )
+    return 0.8 if match_count == len(right) else match_count / len(right)
 
 
 OWN: Mapping[str, Scorer] = {
@@ -236,9 +240,9 @@ def _guard_rubiks_cube(answer: str) -> str | None:
     for word in answer.split():
         match = _CUBE_MOVE.fullmatch(word)
         count = int(match[2]) if match is not None and match[2] else 1
-        few = count if count <= 4 else 4 + count % 4
-        total += few
-        moves.append(word if match is None or few == count else f"{match[1]}{few}")
+        turns = count if count <= 4 else 4 + count % 4
+        total += turns
+        moves.append(word if match is None or turns == count else f"{match[1]}{turns}")
     return " ".join(moves) if total <= _MAX_CUBE_MOVES else None
 
 
@@ -256,8 +260,8 @@ def _guard_boxnet(answer: str) -> str | None:
     steps = json.loads(answer)
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
         raise ValueError("no list of tables")
-    long = any(len(value) > _MAX_BOX_MOVE_CHARS for step in steps for value in step.values())
-    return None if long else answer
+    is_too_long = any(len(value) > _MAX_BOX_MOVE_CHARS for step in steps for value in step.values())
+    return None if is_too_long else answer
 
 
 GUARDS: Mapping[str, Guard] = {

@@ -205,12 +205,12 @@ class ControlServer:
             raise web.HTTPForbidden(text="wrong Host header")
         if request.match_info.handler is serve_file or request.path == "/v1/enter":
             return await handler(request)
-        given = bearer(request.headers.get("Authorization", ""))
+        token = bearer(request.headers.get("Authorization", ""))
         tokens = [self._token, *([self._metrics_token] if request.path == _METRICS else [])]
         if is_openai(request.path):
             tokens.append(self._openai_token)
         looks = request.method == "GET" and request.path != _NETWORK  # which has members work
-        if not is_one_of(given, tokens) and not (looks and self._entrance.admits(given)):
+        if not is_one_of(token, tokens) and not (looks and self._entrance.admits(token)):
             raise web.HTTPUnauthorized(text="missing or wrong token")
         return await handler(request)
 
@@ -220,15 +220,15 @@ class ControlServer:
     async def _post_enter(self, request: web.Request) -> web.Response:
         """Exchange the key in the body for a pass. A key in the URL would stay in the browser's
         history."""
-        given = self._entrance.enter(await _body(request, Key))
-        if given is None:
+        page_pass = self._entrance.enter(await _body(request, Key))
+        if page_pass is None:
             raise web.HTTPUnauthorized(text="this key was used, or is too old")
-        return _json(given)
+        return _json(page_pass)
 
-    def _news(self, until: float | None) -> tuple[Snapshot, float]:
+    def _news(self, last_eval: float | None) -> tuple[Snapshot, float]:
         """Return the snapshot, with the evaluations that this page has not received yet."""
         now = self._snapshot()
-        new = [point for point in now.evals if until is None or point.seconds > until]
+        new = [point for point in now.evals if last_eval is None or point.seconds > last_eval]
         last = now.evals[-1].seconds if now.evals else 0.0
         return msgspec.structs.replace(now, evals=new), last
 
@@ -249,10 +249,10 @@ class ControlServer:
 
     async def _get_history(self, request: web.Request) -> web.Response:
         try:
-            since = float(request.query.get("since", 0))
+            start_time = float(request.query.get("since", 0))
         except ValueError:
             raise web.HTTPBadRequest(text="since is a time in Unix seconds") from None
-        return _json(self._history(since))
+        return _json(self._history(start_time))
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
         from swarm_node.node.control.metrics import CONTENT_TYPE, exposition
@@ -268,8 +268,8 @@ class ControlServer:
         return await self._answered(self._evaluate)
 
     async def _post_ping(self, request: web.Request) -> web.Response:
-        asked = await _body(request, PingRequest)
-        return await self._answered(lambda: self._ping(asked.peer_id, asked.seconds))
+        ping = await _body(request, PingRequest)
+        return await self._answered(lambda: self._ping(ping.peer_id, ping.seconds))
 
     async def _answered(self, work: Callable[[], Awaitable[Any]]) -> web.Response:
         try:
@@ -310,13 +310,13 @@ class ControlClient:
         """
         return decoded(await self._call("GET", "/v1/status"), Snapshot)
 
-    async def history(self, since: float = 0.0) -> HistoryReport:
-        """The rows of the node's history after the Unix second `since`.
+    async def history(self, start_time: float = 0.0) -> HistoryReport:
+        """The rows of the node's history after the Unix second `start_time`.
 
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", f"/v1/history?since={since!r}"), HistoryReport)
+        return decoded(await self._call("GET", f"/v1/history?since={start_time!r}"), HistoryReport)
 
     async def samples(self) -> SamplesReport:
         """Some answers of the node and its peers.
@@ -341,9 +341,9 @@ class ControlClient:
             NotRunningError: nothing runs there, or it does not answer.
         """
         port = self._address().port
-        listed = decoded(await self._call("GET", MODELS), ModelList)
+        models = decoded(await self._call("GET", MODELS), ModelList)
         return ServedAt(
-            f"http://127.0.0.1:{port}/v1", self._file.with_name(TOKEN_FILE), listed.data[0]
+            f"http://127.0.0.1:{port}/v1", self._file.with_name(TOKEN_FILE), models.data[0]
         )
 
     async def evaluate(self) -> EvalPoint:
@@ -357,8 +357,8 @@ class ControlClient:
             NotRunningError: nothing runs there, or it does not answer.
             SwarmNodeError: the node does not know this peer.
         """
-        asked, patience = PingRequest(peer_id, seconds), seconds + _FINDING_SECONDS
-        return decoded(await self._call("POST", "/v1/ping", patience, asked), PingReport)
+        request, patience = PingRequest(peer_id, seconds), seconds + _FINDING_SECONDS
+        return decoded(await self._call("POST", "/v1/ping", patience, request), PingReport)
 
     async def reload(self) -> Reloaded:
         """Have the node read its settings again.
@@ -372,8 +372,8 @@ class ControlClient:
     async def page(self) -> str:
         """Return a URL that opens the page in a browser; it is valid for one minute and one use."""
         port = self._address().port
-        made = decoded(await self._call("POST", "/v1/key"), Key)
-        return f"http://127.0.0.1:{port}/#{made.key}"
+        key = decoded(await self._call("POST", "/v1/key"), Key)
+        return f"http://127.0.0.1:{port}/#{key.key}"
 
     async def stop(self) -> None:
         """Ask the node to leave; returns at once."""
@@ -404,8 +404,10 @@ class ControlClient:
         """
         port, file = self._address().port, self._file.with_name(TOKEN_FILE)
         try:
-            with open_regular(file) as opened:
-                return f"http://127.0.0.1:{port}", opened.read(MAX_BODY).decode("ascii", "replace")
+            with open_regular(file) as token_file:
+                return f"http://127.0.0.1:{port}", token_file.read(MAX_BODY).decode(
+                    "ascii", "replace"
+                )
         except FileNotFoundError:
             raise Home(self._file.parent).not_running() from None
         except OSError as error:
@@ -418,8 +420,8 @@ class ControlClient:
         except FileNotFoundError:
             raise Home(self._file.parent).not_running() from None
         except (OSError, SwarmNodeError) as error:
-            why = reason_of(error) if isinstance(error, OSError) else error
-            raise HomeError(f"cannot read {self._file}: {why}") from error
+            reason = reason_of(error) if isinstance(error, OSError) else error
+            raise HomeError(f"cannot read {self._file}: {reason}") from error
 
     async def _call(
         self, method: str, path: str, patience: float | None = None, body: Any = None
@@ -443,8 +445,8 @@ class ControlClient:
                 if response.status == 401:  # another program took the port of a node that died
                     raise Home(self._file.parent).not_running()
                 if response.status != 200:
-                    said = answer[:500].decode("utf-8", "replace")
-                    text = "".join(c if c.isprintable() else " " for c in said)
+                    message = answer[:500].decode("utf-8", "replace")
+                    text = "".join(c if c.isprintable() else " " for c in message)
                     raise SwarmNodeError(f"the node answered {response.status}: {text}")
                 return bytes(answer)
         except ClientError:

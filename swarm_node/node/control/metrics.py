@@ -38,33 +38,33 @@ class _Collector:
 
 
 def _about(shot: Snapshot) -> Iterator[Metric]:
-    about = {"version": __version__, "model": shot.model, "engine": shot.engine.split(":")[0]}
-    yield _gauge("info", "What runs; always 1.", [(about, 1)])
+    labels = {"version": __version__, "model": shot.model, "engine": shot.engine.split(":")[0]}
+    yield _gauge("info", "What runs; always 1.", [(labels, 1)])
     yield _gauge("up_seconds", "Time since the start.", shot.seconds)
     yield _gauge("running", "1 while the node samples and trains.", shot.state == "running")
     yield _gauge("alarms", "What the owner should look at: `swarm-node status`.", len(shot.alarms))
-    for found in shot.findings[:1]:
-        about = {"kind": found.kind, "level": found.level}
-        yield _gauge("health", "The first line of `swarm-node status`; always 1.", [(about, 1)])
+    for finding in shot.findings[:1]:
+        labels = {"kind": finding.kind, "level": finding.level}
+        yield _gauge("health", "The first line of `swarm-node status`; always 1.", [(labels, 1)])
     if shot.refused_callers:
         codes = Counter(cause.code for cause in shot.refused_callers)
-        said = "Keys that this node refused lately, by cause."
-        yield _gauge("refused_callers", said, _by("cause", codes))
+        description = "Keys that this node refused lately, by cause."
+        yield _gauge("refused_callers", description, _by("cause", codes))
     if shot.membership is not None:
-        said = "When the membership ends, in Unix seconds."
-        yield _gauge("membership_end_timestamp_seconds", said, shot.membership.until)
+        description = "When the membership ends, in Unix seconds."
+        yield _gauge("membership_end_timestamp_seconds", description, shot.membership.until)
     links = [(link, _linked(shot.peers, link)) for link in ("direct", "relayed", "none")]
-    said = f"Peers heard in the last {SEEN_SECONDS:g} seconds, by how they are reached."
-    yield _gauge("peers", said, [({"link": link}, count) for link, count in links])
+    description = f"Peers heard in the last {SEEN_SECONDS:g} seconds, by how they are reached."
+    yield _gauge("peers", description, [({"link": link}, count) for link, count in links])
     yield _counter("faults", "Faults of the node's own parts.", _by("part", shot.faults))
     yield _counter("trainer_restarts", "Restarts of the trainer.", shot.trainer_restarts)
 
 
 def _groups(shot: Snapshot) -> Iterator[Metric]:
-    for name, same in groupby(figures(shot.groups), lambda each: each[1].metric):
-        found = list(same)
-        labels = [({"origin": each.origin} if each.origin else {}, n) for _, each, n in found]
-        yield _counter(name, found[0][1].said, labels)
+    for name, family in groupby(figures(shot.groups), lambda entry: entry[1].metric):
+        rows = list(family)
+        labels = [({"origin": entry.origin} if entry.origin else {}, n) for _, entry, n in rows]
+        yield _counter(name, rows[0][1].said, labels)
     yield _counter(
         "rejections", "Rejected messages of peers, and failed pulls.", _by("reason", shot.rejected)
     )
@@ -76,17 +76,17 @@ def _learning(shot: Snapshot) -> Iterator[Metric]:
     yield _counter("skipped_batches", "Batches without a gradient.", shot.skipped_batches)
     if shot.evals:
         point = shot.evals[-1]
-        said = "Reward on held-out prompts, one completion each."
-        yield _gauge("eval_reward", said, _by("family", point.families))
-        said = f"Reward on held-out prompts, the best of {point.k} completions."
-        yield _gauge("eval_best_of_k_reward", said, _by("family", point.best_of_k))
+        description = "Reward on held-out prompts, one completion each."
+        yield _gauge("eval_reward", description, _by("family", point.families))
+        description = f"Reward on held-out prompts, the best of {point.k} completions."
+        yield _gauge("eval_best_of_k_reward", description, _by("family", point.best_of_k))
         if point.train is not None:
-            said = "Reward on training prompts, over all families."
-            yield _gauge("eval_reward_train", said, point.train)
+            description = "Reward on training prompts, over all families."
+            yield _gauge("eval_reward_train", description, point.train)
     for row in (shot.last_step, shot.latest):
-        for _, each, value in figures(row):
-            if each.metric:
-                yield _gauge(each.metric, each.said, value)
+        for _, figure, value in figures(row):
+            if figure.metric:
+                yield _gauge(figure.metric, figure.said, value)
 
 
 def _machine(shot: Snapshot) -> Iterator[Metric]:
@@ -94,25 +94,25 @@ def _machine(shot: Snapshot) -> Iterator[Metric]:
         yield _counter("sampled_tokens", "Tokens sampled for local groups.", shot.tokens.sampled)
         yield _counter("trained_tokens", "Tokens trained on.", shot.tokens.trained)
     if shot.busy is not None:
-        busy = {"sampler": shot.busy.sampler, "trainer": shot.busy.trainer}
-        yield _counter("busy_seconds", "Time that a part worked.", _by("part", busy))
+        busy_seconds = {"sampler": shot.busy.sampler, "trainer": shot.busy.trainer}
+        yield _counter("busy_seconds", "Time that a part worked.", _by("part", busy_seconds))
 
 
 _Samples = float | Iterable[tuple[Mapping[str, str], float]]
 
 
-def _gauge(name: str, said: str, samples: _Samples) -> Metric:
-    return _filled(GaugeMetricFamily(f"swarm_node_{name}", said), samples)
+def _gauge(name: str, description: str, samples: _Samples) -> Metric:
+    return _filled(GaugeMetricFamily(f"swarm_node_{name}", description), samples)
 
 
-def _counter(name: str, said: str, samples: _Samples) -> Metric:
+def _counter(name: str, description: str, samples: _Samples) -> Metric:
     """A counter; `_total` is added to its name."""
-    return _filled(CounterMetricFamily(f"swarm_node_{name}", said), samples, "_total")
+    return _filled(CounterMetricFamily(f"swarm_node_{name}", description), samples, "_total")
 
 
 def _filled(family: Metric, samples: _Samples, suffix: str = "") -> Metric:
-    listed = [({}, samples)] if isinstance(samples, int | float) else samples
-    for labels, value in listed:
+    pairs = [({}, samples)] if isinstance(samples, int | float) else samples
+    for labels, value in pairs:
         family.add_sample(family.name + suffix, dict(labels), value)
     return family
 

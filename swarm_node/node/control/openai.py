@@ -90,12 +90,12 @@ class OpenAIServer:
     answer if the request names none."""
 
     def __init__(
-        self, guests: Guests, codec: Codec, *, model: str, longest: Callable[[], int]
+        self, guests: Guests, codec: Codec, *, model: str, token_limit: Callable[[], int]
     ) -> None:
         self._guests = guests
         self._codec = codec
         self._model = model
-        self._longest = longest
+        self._longest = token_limit
         self._created = int(time.time())
 
     def routes(self) -> list[web.RouteDef]:
@@ -136,8 +136,8 @@ class OpenAIServer:
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await request.read()
-            asked = parsed(body, kind)
-            wanted = self._wanted(asked)
+            api_request = parsed(body, kind)
+            sample_requests = self._wanted(api_request)
         except web.HTTPRequestEntityTooLarge as error:
             text = f"the body is larger than {request.client_max_size} bytes"
             return _refusal(BadRequestError(text, status=error.status))
@@ -145,88 +145,90 @@ class OpenAIServer:
             return _refusal(BadRequestError("a body arrives at once", status=408))
         except BadRequestError as error:
             return _refusal(error)
-        answers = self._queued(wanted, lambda: _gone(request))
+        answers = self._queued(sample_requests, lambda: _gone(request))
         if answers is None:
             return _busy()
-        conversation = _Conversation(asked, wanted, answers, self._codec, self._model)
+        conversation = _Conversation(
+            api_request, sample_requests, answers, self._codec, self._model
+        )
         try:
-            if asked.stream:
+            if api_request.stream:
                 return await conversation.stream(request)
             return await conversation.whole()
         finally:
-            for each in answers:
-                each.leave()
+            for answer in answers:
+                answer.leave()
 
-    def _wanted(self, asked: ChatRequest | TextRequest) -> list[SampleRequest]:
+    def _wanted(self, api_request: ChatRequest | TextRequest) -> list[SampleRequest]:
         """
         Raises:
             BadRequestError: the policy cannot be asked this.
         """
-        if asked.model != self._model:
-            raise self._unknown(asked.model)
-        if isinstance(asked, ChatRequest):
+        if api_request.model != self._model:
+            raise self._unknown(api_request.model)
+        if isinstance(api_request, ChatRequest):
             try:
-                prompts = [self._codec.encode_chat(messages_of(asked))]
+                prompts = [self._codec.encode_chat(messages_of(api_request))]
             except ModelError as error:
                 raise BadRequestError(str(error), "messages") from error
-            named = asked.max_completion_tokens or asked.max_tokens
-            longest, param = named or self._longest(), "messages"
+            limit = api_request.max_completion_tokens or api_request.max_tokens
+            max_tokens, param = limit or self._longest(), "messages"
         else:
-            prompts = prompts_of(asked, self._codec.encode_answer)
-            named, param = asked.max_tokens, "prompt"
-            longest = named or USUAL_TOKENS
-        count = asked.n or 1
+            prompts = prompts_of(api_request, self._codec.encode_answer)
+            limit, param = api_request.max_tokens, "prompt"
+            max_tokens = limit or USUAL_TOKENS
+        count = api_request.n or 1
         if len(prompts) * count > MAX_REQUEST_ROWS:
             raise BadRequestError(f"n times prompts may be {MAX_REQUEST_ROWS} at most", "n")
-        seed = secrets.randbits(62) if asked.seed is None else asked.seed % (1 << 62)
-        wanted = [
+        seed = secrets.randbits(62) if api_request.seed is None else api_request.seed % (1 << 62)
+        sample_requests = [
             SampleRequest(
                 ids,
                 count,
                 # The same prompt twice in a request has two answers.
                 (seed + place) % (1 << 62),
-                self._room(ids, longest, named is not None, param),
-                asked.heat,
+                self._room(ids, max_tokens, limit is not None, param),
+                api_request.heat,
                 guest=True,
-                top_p=asked.top_p or 1.0,
-                ranked=asked.ranked,
+                top_p=api_request.top_p or 1.0,
+                ranked=api_request.ranked,
             )
             for place, ids in enumerate(prompts)
         ]
-        refused = self._guests.refusal(wanted[0])
-        if asked.ranked is not None and not self._codec.spells_bytes:
-            refused = "log-probs need a tokenizer of byte-level BPE, and this model has another"
-        if refused:
-            raise BadRequestError(refused, "logprobs", "unsupported_parameter")
-        return wanted
+        refusal = self._guests.refusal(sample_requests[0])
+        if api_request.ranked is not None and not self._codec.spells_bytes:
+            refusal = "log-probs need a tokenizer of byte-level BPE, and this model has another"
+        if refusal:
+            raise BadRequestError(refusal, "logprobs", "unsupported_parameter")
+        return sample_requests
 
-    def _room(self, ids: Sequence[int], longest: int, named: bool, param: str) -> int:
-        """The most tokens of an answer: `longest`, or fewer if the positions are short. A length
-        that the request `named` is refused in that case."""
+    def _room(self, ids: Sequence[int], max_tokens: int, is_explicit: bool, param: str) -> int:
+        """The most tokens of an answer: `max_tokens`, or fewer if the positions are short. A length
+        that the request states (`is_explicit`) is refused then."""
         if not ids:
             raise BadRequestError("a prompt has at least one token", param)
         if not all(0 <= token < self._codec.vocab_size for token in ids):
             raise BadRequestError("a token id is outside the model's vocabulary", param)
         left = self._codec.positions - len(ids)
-        if left < 1 or (named and longest > left):
+        if left < 1 or (is_explicit and max_tokens > left):
             raise BadRequestError(
                 f"the model has {self._codec.positions} positions, and the request needs "
-                f"{len(ids)} for the prompt and {longest} for the answer",
+                f"{len(ids)} for the prompt and {max_tokens} for the answer",
                 param,
                 "context_length_exceeded",
             )
-        return min(longest, left)
+        return min(max_tokens, left)
 
     def _queued(
-        self, wanted: Sequence[SampleRequest], gone: Callable[[], bool]
+        self, sample_requests: Sequence[SampleRequest], is_gone: Callable[[], bool]
     ) -> list[GuestAnswers] | None:
         """The answers to all prompts, or None if there is no room for them all."""
         queued: list[GuestAnswers] = []
-        for each in wanted:
-            answers = self._guests.ask(each, gone)
+        for request in sample_requests:
+            answers = self._guests.ask(request, is_gone)
             if answers is None:
-                for other in queued:
-                    other.leave()
+                for entry in queued:
+                    entry.leave()
                 return None
             queued.append(answers)
         return queued
@@ -241,21 +243,21 @@ class _Conversation:
 
     def __init__(
         self,
-        asked: ChatRequest | TextRequest,
-        wanted: Sequence[SampleRequest],
+        api_request: ChatRequest | TextRequest,
+        sample_requests: Sequence[SampleRequest],
         answers: Sequence[GuestAnswers],
         codec: Codec,
         model: str,
     ) -> None:
         self._answers = answers
-        self._rows = [(each, row) for each in answers for row in each.rows]
-        self._texts = [AnswerText(codec.decode, asked.stops) for _ in self._rows]
+        self._rows = [(item, row) for item in answers for row in item.rows]
+        self._texts = [AnswerText(codec.decode, api_request.stops) for _ in self._rows]
         self._codec = codec
-        self._ranked = asked.ranked is not None
+        self._ranked = api_request.ranked is not None
         self._told: list[Finish | None] = [None] * len(self._rows)
-        self._prompt_tokens = sum(len(each.prompt_ids) for each in wanted)
-        self._counts = bool(asked.stream_options and asked.stream_options.include_usage)
-        kind: Kind = "chat" if isinstance(asked, ChatRequest) else "text"
+        self._prompt_tokens = sum(len(item.prompt_ids) for item in sample_requests)
+        self._counts = bool(api_request.stream_options and api_request.stream_options.include_usage)
+        kind: Kind = "chat" if isinstance(api_request, ChatRequest) else "text"
         self._logprobs = [AnswerLogprobs(kind, self._spelt) for _ in self._rows]
         number = secrets.token_hex(12)
         name = f"chatcmpl-{number}" if kind == "chat" else f"cmpl-{number}"
@@ -264,11 +266,11 @@ class _Conversation:
     async def whole(self) -> web.Response:
         async for _ in self._news():
             pass
-        failed = self._failed()
-        if failed is not None:
-            return _json(error_of(failed, "server_error"), 503)
-        texts = [each.text for each in self._texts]
-        ends = [told or Finish.LENGTH for told in self._told]
+        failure = self._failed()
+        if failure is not None:
+            return _json(error_of(failure, "server_error"), 503)
+        texts = [answer.text for answer in self._texts]
+        ends = [finish or Finish.LENGTH for finish in self._told]
         logprobs = [self._new_logprobs(place) for place in range(len(self._rows))]
         return _json(self._reply.whole(texts, logprobs, ends, self._usage(), self._version))
 
@@ -284,9 +286,9 @@ class _Conversation:
                 version = self._rows[place][0].version
                 piece = self._reply.piece(place, new, logprobs, end, version)
                 await _send(request, response, piece)
-            failed = self._failed()
-            if failed is not None:
-                await _send(request, response, error_of(failed, "server_error"))
+            failure = self._failed()
+            if failure is not None:
+                await _send(request, response, error_of(failure, "server_error"))
             elif self._counts:
                 await _send(request, response, self._reply.last(self._usage(), self._version))
             await _write(request, response, b"data: [DONE]\n\n")
@@ -300,13 +302,13 @@ class _Conversation:
                 if self._told[place] is not None:
                     continue
                 text = self._texts[place]
-                new = text.take(row.ids, ended=row.finish is not None)
+                new = text.take(row.ids, is_finished=row.finish is not None)
                 if text.stopped and row.finish is None:
                     row.finish = Finish.STOP
                 end = self._told[place] = Finish.STOP if text.stopped else row.finish
                 if new or end:
                     yield place, new
-            waiting = [each for each in self._answers if not each.over]
+            waiting = [answer for answer in self._answers if not answer.over]
             if not waiting:
                 return
             await waiting[0].news()
@@ -317,8 +319,8 @@ class _Conversation:
         if not self._ranked:
             return None
         (_, row), text = self._rows[place], self._texts[place]
-        whole = self._told[place] is not None and not text.stopped
-        length = None if whole else len(text.text)
+        is_complete = self._told[place] is not None and not text.stopped
+        length = None if is_complete else len(text.text)
         return self._logprobs[place].take(row.ids, row.ranked, length)
 
     def _spelt(self, token: int) -> SpeltToken:
@@ -326,14 +328,14 @@ class _Conversation:
 
     @property
     def _version(self) -> int:
-        return max(each.version for each in self._answers)
+        return max(answer.version for answer in self._answers)
 
     def _usage(self) -> dict[str, int]:
         return usage_of(self._prompt_tokens, sum(len(row.ids) for _, row in self._rows))
 
     def _failed(self) -> str | None:
         """Say why the answers are not whole; None if they are."""
-        errors: list[SwarmNodeError] = [each.error for each in self._answers if each.error]
+        errors: list[SwarmNodeError] = [answer.error for answer in self._answers if answer.error]
         if errors:
             return str(errors[0])
         return None if all(self._told) else "the node stops, or the request was dropped"

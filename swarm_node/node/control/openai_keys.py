@@ -107,21 +107,21 @@ def objection(name: str, value: Any, fields: Collection[str]) -> Objection | Non
     if value is None:
         return None
     if name in _NEUTRAL:
-        if any(_same(value, each) for each in _NEUTRAL[name]):
+        if any(_same(value, default) for default in _NEUTRAL[name]):
             return None
         text = f"{name} is not supported by this sampler: leave it out"
         return Objection(text, "unsupported_parameter")
-    shown = repr(name[:64])
+    quoted_name = repr(name[:64])
     if not _NAME.fullmatch(name):
-        return Objection(f"unrecognized request argument: {shown}", "")
-    known = {*fields, *_NEUTRAL, *_OF_OTHER_KINDS} - {"model"}  # which no request lacks
-    close = difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=_MEANT)
+        return Objection(f"unrecognized request argument: {quoted_name}", "")
+    known_keys = {*fields, *_NEUTRAL, *_OF_OTHER_KINDS} - {"model"}  # which no request lacks
+    close = difflib.get_close_matches(name.lower(), sorted(known_keys), n=1, cutoff=_MEANT)
     if not close:
         return None
     if close[0] == name:
-        text = f"{shown} belongs to another path: send it there, or leave it out"
+        text = f"{quoted_name} belongs to another path: send it there, or leave it out"
     else:
-        text = f"unrecognized request argument: {shown}: did you mean {close[0]!r}?"
+        text = f"unrecognized request argument: {quoted_name}: did you mean {close[0]!r}?"
     return Objection(text, "")
 
 

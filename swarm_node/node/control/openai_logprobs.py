@@ -39,7 +39,7 @@ class AnswerLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(
-        self, ids: Sequence[int], ranked: Sequence[RankedToken], length: int | None
+        self, ids: Sequence[int], ranked_tokens: Sequence[RankedToken], length: int | None
     ) -> dict[str, Any] | None:
         """Return the log-probs of new tokens: of those of `ids` that begin in the first `length`
         characters of the answer, or of all if `length` is None. Return None if no token is new. An
@@ -52,29 +52,31 @@ class AnswerLogprobs:
             self._told += 1
         if not tokens and self._told:
             return None
-        new = list(zip(tokens, ranked[begin : self._told], strict=True))
+        new = list(zip(tokens, ranked_tokens[begin : self._told], strict=True))
         if self._kind == "chat":
-            return {"content": [self._entry(*each) for each in new], "refusal": None}
-        likeliest = [self._likeliest(*each) for each in new]
+            return {"content": [self._entry(*entry) for entry in new], "refusal": None}
+        likeliest = [self._likeliest(*entry) for entry in new]
         return {
             "tokens": [token.text for token in tokens],
-            "token_logprobs": [each.logprob for _, each in new],
-            "top_logprobs": likeliest if any(each.likeliest for _, each in new) else None,
+            "token_logprobs": [entry.logprob for _, entry in new],
+            "top_logprobs": likeliest if any(entry.likeliest for _, entry in new) else None,
             "text_offset": offsets,
         }
 
-    def _entry(self, token: SpeltToken, ranked: RankedToken) -> dict[str, Any]:
-        likeliest = [_said(self._spell(other), logprob) for other, logprob in ranked.likeliest]
-        return {**_said(token, ranked.logprob), "top_logprobs": likeliest}
+    def _entry(self, token: SpeltToken, ranked_token: RankedToken) -> dict[str, Any]:
+        likeliest = [
+            _said(self._spell(token_id), logprob) for token_id, logprob in ranked_token.likeliest
+        ]
+        return {**_said(token, ranked_token.logprob), "top_logprobs": likeliest}
 
-    def _likeliest(self, token: SpeltToken, ranked: RankedToken) -> dict[str, float]:
+    def _likeliest(self, token: SpeltToken, ranked_token: RankedToken) -> dict[str, float]:
         """Log-probs by text, that of the answer's token among them. Of two tokens with one text the
         likelier counts."""
-        found = dict[str, float]()
-        for other, logprob in ranked.likeliest:
-            found.setdefault(self._spell(other).text, logprob)
-        found.setdefault(token.text, ranked.logprob)
-        return found
+        logprobs = dict[str, float]()
+        for token_id, logprob in ranked_token.likeliest:
+            logprobs.setdefault(self._spell(token_id).text, logprob)
+        logprobs.setdefault(token.text, ranked_token.logprob)
+        return logprobs
 
 
 def _said(token: SpeltToken, logprob: float) -> dict[str, Any]:

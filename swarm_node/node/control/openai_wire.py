@@ -123,24 +123,24 @@ def parsed(body: bytes, kind: type[ChatRequest] | type[TextRequest]) -> ChatRequ
     if not isinstance(raw, dict):
         raise BadRequestError("the body is no JSON object")
     fields = kind.__struct_fields__
-    others = {name: value for name, value in raw.items() if name not in fields}
-    if len(others) > MAX_OTHER_KEYS:
+    extras = {name: value for name, value in raw.items() if name not in fields}
+    if len(extras) > MAX_OTHER_KEYS:
         raise BadRequestError(f"a request has {MAX_OTHER_KEYS} other keys than OpenAI's at most")
-    for name, value in others.items():
-        refused = objection(name, value, fields)
-        if refused is not None:
-            raise BadRequestError(refused.text, name[:64], refused.code)
-    kept = {name: value for name, value in raw.items() if name in fields}
-    _check_texts(kept.get("messages"))
+    for name, value in extras.items():
+        problem = objection(name, value, fields)
+        if problem is not None:
+            raise BadRequestError(problem.text, name[:64], problem.code)
+    arguments = {name: value for name, value in raw.items() if name in fields}
+    _check_texts(arguments.get("messages"))
     try:
-        asked = msgspec.convert(kept, kind)
+        request = msgspec.convert(arguments, kind)
     except (ValueError, RecursionError) as error:
-        said = str(error)
-        param = said.rpartition("`$.")[2].rstrip("`") if "`$." in said else ""
-        raise BadRequestError(said, param) from None
-    if isinstance(asked, ChatRequest) and asked.top_logprobs and not asked.logprobs:
+        message = str(error)
+        param = message.rpartition("`$.")[2].rstrip("`") if "`$." in message else ""
+        raise BadRequestError(message, param) from None
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise BadRequestError("top_logprobs needs logprobs: true", "top_logprobs")
-    return asked
+    return request
 
 
 def _check_texts(messages: Any) -> None:
@@ -151,11 +151,11 @@ def _check_texts(messages: Any) -> None:
     for place, message in enumerate(messages if isinstance(messages, list) else []):
         if not isinstance(message, dict):
             continue
-        if called := [name for name in ("tool_calls", "function_call") if message.get(name)]:
+        if call_keys := [name for name in ("tool_calls", "function_call") if message.get(name)]:
             raise BadRequestError(
                 f"messages[{place}] calls a tool, and this policy is asked without tools: leave "
                 "such messages out",
-                f"messages[{place}].{called[0]}",
+                f"messages[{place}].{call_keys[0]}",
                 "unsupported_parameter",
             )
         if message.get("content", "") is None:
@@ -170,12 +170,12 @@ def messages_of(request: ChatRequest) -> list[dict[str, str]]:
     """The messages as a chat template takes them."""
     return [
         {
-            "role": "system" if each.role == "developer" else each.role,
-            "content": each.content
-            if isinstance(each.content, str)
-            else "".join(part.text for part in each.content),
+            "role": "system" if message.role == "developer" else message.role,
+            "content": message.content
+            if isinstance(message.content, str)
+            else "".join(part.text for part in message.content),
         }
-        for each in request.messages
+        for message in request.messages
     ]
 
 
@@ -187,19 +187,19 @@ def prompts_of(
     Raises:
         BadRequestError: they are no prompts, or too many.
     """
-    given = request.prompt
-    if isinstance(given, str):
-        return [encode(given)]
-    if given and all(isinstance(each, int) for each in given):
-        given = [given]  # type: ignore[list-item]  # one prompt of token ids
-    if not 1 <= len(given) <= MAX_PROMPTS:
+    prompts = request.prompt
+    if isinstance(prompts, str):
+        return [encode(prompts)]
+    if prompts and all(isinstance(prompt, int) for prompt in prompts):
+        prompts = [prompts]  # type: ignore[list-item]  # one prompt of token ids
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise BadRequestError(f"a request has 1 to {MAX_PROMPTS} prompts", "prompt")
-    found = []
-    for each in given:
-        if isinstance(each, int):
+    prompt_ids = []
+    for prompt in prompts:
+        if isinstance(prompt, int):
             raise BadRequestError("prompts are texts, or lists of token ids", "prompt")
-        found.append(encode(each) if isinstance(each, str) else tuple(each))
-    return found
+        prompt_ids.append(encode(prompt) if isinstance(prompt, str) else tuple(prompt))
+    return prompt_ids
 
 
 class AnswerText:
@@ -212,8 +212,8 @@ class AnswerText:
         self.text = ""
         self.stopped = False
 
-    def take(self, ids: Sequence[int], *, ended: bool) -> str:
-        """Return what is new in the text of all `ids` so far. The answer `ended`, or goes on."""
+    def take(self, ids: Sequence[int], *, is_finished: bool) -> str:
+        """Return what is new in the text of all `ids` so far. With `is_finished` no more comes."""
         if self.stopped:
             return ""
         text = self._decode(ids)
@@ -221,7 +221,7 @@ class AnswerText:
         ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
             self.stopped, text = True, text[: min(ends)[1]]
-        elif not ended:
+        elif not is_finished:
             text = self._settled(text)
         if len(text) <= len(self.text):
             return ""
@@ -230,11 +230,11 @@ class AnswerText:
 
     def _settled(self, text: str) -> str:
         text = text.rstrip("\N{REPLACEMENT CHARACTER}")
-        held = max(
+        held_chars = max(
             (n for stop in self._stops for n in range(len(stop)) if text.endswith(stop[:n])),
             default=0,
         )
-        return text[: len(text) - held]
+        return text[: len(text) - held_chars]
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,13 +265,15 @@ class OpenAIReply:
     ) -> dict[str, Any]:
         """A reply that is not streamed."""
         choices: list[dict[str, Any]] = []
-        for index, (text, ranked, end) in enumerate(zip(texts, logprobs, ends, strict=True)):
-            said = (
+        for index, (text, row_logprobs, end) in enumerate(zip(texts, logprobs, ends, strict=True)):
+            content = (
                 {"message": {"role": "assistant", "content": text, "refusal": None}}
                 if self.kind == "chat"
                 else {"text": text}
             )
-            choices.append({"index": index, **said, "logprobs": ranked, "finish_reason": end.value})
+            choices.append(
+                {"index": index, **content, "logprobs": row_logprobs, "finish_reason": end.value}
+            )
         return {**self._head(version, chunk=False), "choices": choices, "usage": usage}
 
     def first(self, rows: int, version: int) -> Iterator[dict[str, Any]]:
@@ -289,8 +291,8 @@ class OpenAIReply:
         version: int,
     ) -> dict[str, Any]:
         """A chunk with the next text of an answer, with its `end` if that is the last."""
-        said = {"content": text} if self.kind == "chat" and text else {}
-        return self._chunk(index, said if self.kind == "chat" else text, logprobs, end, version)
+        delta = {"content": text} if self.kind == "chat" and text else {}
+        return self._chunk(index, delta if self.kind == "chat" else text, logprobs, end, version)
 
     def last(self, usage: Mapping[str, int], version: int) -> dict[str, Any]:
         """The chunk that counts tokens."""
@@ -299,12 +301,12 @@ class OpenAIReply:
     def _chunk(
         self,
         index: int,
-        said: Mapping[str, str] | str,
+        delta: Mapping[str, str] | str,
         logprobs: Mapping[str, Any] | None,
         end: Finish | None,
         version: int,
     ) -> dict[str, Any]:
-        content = {"text": said} if self.kind == "text" else {"delta": said}
+        content = {"text": delta} if self.kind == "text" else {"delta": delta}
         finish = end.value if end else None
         choice = {"index": index, **content, "logprobs": logprobs, "finish_reason": finish}
         return {**self._head(version, chunk=True), "choices": [choice]}

@@ -34,29 +34,32 @@ def add(evals: list[EvalPoint], point: EvalPoint, limit: int = MAX_POINTS) -> No
 
 
 def _named(evals: Sequence[EvalPoint], number: int) -> bool:
-    before, point = evals[number - 1], evals[number]
-    return (before.split_version, before.isolated) != (point.split_version, point.isolated)
+    previous_point, point = evals[number - 1], evals[number]
+    return (previous_point.split_version, previous_point.isolated) != (
+        point.split_version,
+        point.isolated,
+    )
 
 
 def parted(evals: Sequence[EvalPoint]) -> tuple[list[EvalPoint], list[EvalPoint]]:
     """Return the points of earlier splits, and the newest points, which share one split. Rewards of
     different splits cannot be compared."""
-    newest = len(evals)
-    while newest > 0 and evals[newest - 1].split_version == evals[-1].split_version:
-        newest -= 1
-    return list(evals[:newest]), list(evals[newest:])
+    start = len(evals)
+    while start > 0 and evals[start - 1].split_version == evals[-1].split_version:
+        start -= 1
+    return list(evals[:start]), list(evals[start:])
 
 
 def rises(evals: Sequence[EvalPoint]) -> bool:
     """Check that the newest points rise beyond their noise. The noise is that of the second
     differences, to which a steady rise adds nothing."""
     values = [point.reward for point in parted(evals)[1]][-NEWEST:]
-    half = len(values) // 2
-    if not half:
+    half_size = len(values) // 2
+    if not half_size:
         return False
-    rise = fmean(values[-half:]) - fmean(values[:half])
+    rise = fmean(values[-half_size:]) - fmean(values[:half_size])
     if len(values) == 2:
         return rise > _LEAST_OF_TWO
     bends = [a - 2 * b + c for a, b, c in zip(values, values[1:], values[2:], strict=False)]
     noise = math.sqrt(fmean([bend * bend for bend in bends]) / 6)
-    return rise > max(_LEAST_RISE, _ERRORS * noise * math.sqrt(2 / half))
+    return rise > max(_LEAST_RISE, _ERRORS * noise * math.sqrt(2 / half_size))

@@ -45,8 +45,8 @@ class Beginning:
         if self.informative >= _LEAST_INFORMATIVE:
             return ""
         if self.truncated_ratio > _MANY_CUT:
-            truncated = f"{self.truncated_ratio:.0%} of the completions were truncated"
-            return f"{truncated} at sampling.max_new_tokens: raise it"
+            problem = f"{self.truncated_ratio:.0%} of the completions were truncated"
+            return f"{problem} at sampling.max_new_tokens: raise it"
         if self.pass_at_1 > 0.5:
             return f"the tasks are too easy: take {_HARDER.get(self.environment, _OTHER_HARDER)}"
         return (
@@ -71,14 +71,15 @@ class FirstGroups:
         if len(self._groups) < COUNT:
             return None
         groups, self._groups, self._told = self._groups, [], True
-        rewards = [reward for each in groups for reward in each.claimed]
+        rewards = [reward for first_group in groups for reward in first_group.claimed]
         return Beginning(
             environment=group.task.environment,
             pass_at_1=sum(rewards) / len(rewards),
-            informative=sum(len(set(each.claimed)) > 1 for each in groups),
+            informative=sum(len(set(first_group.claimed)) > 1 for first_group in groups),
             groups=len(groups),
             answers=tuple(
-                "\n".join(each.completions[0].said)[:_SHOWN_CHARS] for each in groups[:_EXAMPLES]
+                "\n".join(first_group.completions[0].said)[:_SHOWN_CHARS]
+                for first_group in groups[:_EXAMPLES]
             ),
-            truncated_ratio=sum(each.cut for each in groups) / len(rewards),
+            truncated_ratio=sum(first_group.cut for first_group in groups) / len(rewards),
         )

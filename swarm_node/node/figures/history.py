@@ -38,16 +38,20 @@ class Figure(NamedTuple):
     live: str
 
 
-def figure(said: str, metric: str = "", *, origin: str = "", live: str = "") -> msgspec.Meta:
-    """Return what makes a field a `Figure`, as its annotation. Schemas have what is `said`."""
-    return msgspec.Meta(description=said, extra={"figure": Figure(said, metric, origin, live)})
+def figure(
+    description: str, metric: str = "", *, origin: str = "", live_format: str = ""
+) -> msgspec.Meta:
+    """Return what makes a field a `Figure`, as its annotation. Schemas have the `description`."""
+    return msgspec.Meta(
+        description=description, extra={"figure": Figure(description, metric, origin, live_format)}
+    )
 
 
 def figures(row: msgspec.Struct | None) -> Iterator[tuple[str, Figure, Any]]:
     """Yield the figures of a row whose values are known: name, figure and value."""
-    for name, each in _table(type(row)).items() if row is not None else ():
+    for name, spec in _table(type(row)).items() if row is not None else ():
         if (value := getattr(row, name)) is not None:
-            yield name, each, value
+            yield name, spec, value
 
 
 @cache
@@ -86,13 +90,15 @@ class UpdateRow(msgspec.Struct, frozen=True, kw_only=True):
     """Metrics of the newest step; all but `mean_reward` are those of `UpdateStats`. `mismatch_kl`
     and `entropy` are in nats."""
 
-    loss: Annotated[float, figure("Loss of the newest step.", "loss", live="loss {:.2g}")]
-    mean_reward: Annotated[float, figure("Mean reward of its groups.", live="reward {:.2f}")]
+    loss: Annotated[float, figure("Loss of the newest step.", "loss", live_format="loss {:.2g}")]
+    mean_reward: Annotated[float, figure("Mean reward of its groups.", live_format="reward {:.2f}")]
     mismatch_kl: Annotated[
-        float, figure("KL to the sampling policy.", "mismatch_kl_nats", live="mismatch KL {:.1g}")
+        float,
+        figure("KL to the sampling policy.", "mismatch_kl_nats", live_format="mismatch KL {:.1g}"),
     ]
     entropy: Annotated[
-        float, figure("Entropy of the policy per token.", "entropy_nats", live="entropy {:.2g}")
+        float,
+        figure("Entropy of the policy per token.", "entropy_nats", live_format="entropy {:.2g}"),
     ] = 0.0
     clip_ratio: Annotated[float, figure("Fraction of clipped tokens.", "clip_ratio")]
     grad_norm: Annotated[float, figure("Norm of the gradient before clipping.", "grad_norm")]
@@ -134,10 +140,10 @@ class Totals:
     sampling: float = 0.0
     updating: float = 0.0
 
-    def since(self, before: Self) -> Self:
-        """Return what was added after `before`."""
-        pairs = zip(astuple(before), astuple(self), strict=True)
-        return type(self)(*(later - earlier for earlier, later in pairs))
+    def since(self, start: Self) -> Self:
+        """Return what was added after `start`."""
+        pairs = zip(astuple(start), astuple(self), strict=True)
+        return type(self)(*(end_value - start_value for start_value, end_value in pairs))
 
 
 #: None without values.
@@ -219,12 +225,12 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(
-        cls, before: Totals, now: Totals, *parts: GroupCounts | UpdateRow | None, **more: Any
+        cls, start: Totals, now: Totals, *parts: GroupCounts | UpdateRow | None, **fields: Any
     ) -> HistoryRow:
         """Make a row of the means between two moments, of what Prometheus has of `parts`, and of
-        `more`. A step counts as a whole in the interval in which it ends, so a fraction of the time
-        is limited to 1."""
-        d = now.since(before)
+        `fields`. A step counts as a whole in the interval in which it ends, so a fraction of the
+        time is limited to 1."""
+        d = now.since(start)
         seconds = max(d.seconds, 1e-9)
         return cls(
             seconds=d.seconds,
@@ -242,8 +248,8 @@ class HistoryRow(msgspec.Struct, frozen=True, kw_only=True):
             truncated_ratio=_ratio(d.truncated, d.completions),
             staleness=_ratio(d.staleness, d.local),
             external_age=_ratio(d.external_age, d.external),
-            **{name: value for part in parts for name, each, value in figures(part) if each.metric},
-            **more,
+            **{name: value for part in parts for name, spec, value in figures(part) if spec.metric},
+            **fields,
         )
 
 
@@ -282,8 +288,8 @@ class HistoryReport(msgspec.Struct, frozen=True):
     rows: list[HistoryRow]
 
 
-def _ratio(part: float, whole: float) -> float | None:
-    return part / whole if whole else None
+def _ratio(part: float, total: float) -> float | None:
+    return part / total if total else None
 
 
 class Ring:
@@ -300,8 +306,8 @@ class Ring:
         """Take in the newest row."""
         self._rows.append(row)
         if len(self._rows) > self._limit:
-            half = len(self._rows) // 2
-            self._rows[:half] = self._rows[:half:2]
+            middle = len(self._rows) // 2
+            self._rows[:middle] = self._rows[:middle:2]
 
     @property
     def latest(self) -> HistoryRow | None:
@@ -329,10 +335,10 @@ class MetricsFile:
         except OSError as error:
             raise HomeError(f"cannot write {self._journal.path}: {error.strerror}") from error
 
-    def read(self, since: int | None = None) -> Iterator[HistoryRow]:
-        """Return the rows of earlier runs, the oldest first, or those after `since` bytes of the
+    def read(self, offset: int | None = None) -> Iterator[HistoryRow]:
+        """Return the rows of earlier runs, the oldest first, or those after `offset` bytes of the
         newer file. Lines that a crash cut, or that another version wrote, are skipped."""
         decoder = msgspec.json.Decoder(HistoryRow)
-        for line in self._journal.lines(since):
+        for line in self._journal.lines(offset):
             with suppress(ValueError, RecursionError):
                 yield decoder.decode(line)

@@ -73,12 +73,12 @@ class Samples:
             self._first[row.family] = row
         self._newest[row.family] = row
 
-    def external(self, verified: VerifiedGroup) -> None:
+    def external(self, group: VerifiedGroup) -> None:
         """Take in a peer's group. Its best answer is shown, because that is trained on."""
-        best = max(range(len(verified.rewards)), key=verified.rewards.__getitem__)
-        replies = verified.replies[best] if verified.replies else ()
-        author, reward = verified.author, verified.rewards[best]
-        row = _row(verified.group, verified.prompt, best, reward, author, replies)
+        best_index = max(range(len(group.rewards)), key=group.rewards.__getitem__)
+        replies = group.replies[best_index] if group.replies else ()
+        author, reward = group.author, group.rewards[best_index]
+        row = _row(group.group, group.prompt, best_index, reward, author, replies)
         self._peers[row.family] = row
 
     def rows(self) -> list[SampleRow]:
@@ -92,7 +92,7 @@ class Samples:
             mixed=sum(mixed for mixed, *_ in self._recent),
             reward=_mean([reward for _, reward, *_ in self._recent]),
             completions=sum(answers for _, _, answers, _ in self._recent),
-            truncated=sum(cut for *_, cut in self._recent),
+            truncated=sum(count for *_, count in self._recent),
         )
 
     def examples(self, count: int) -> list[SampleRow]:
@@ -101,10 +101,10 @@ class Samples:
 
     def _rows(self) -> Iterator[SampleRow]:
         for family in sorted({*self._first, *self._newest, *self._peers}):
-            first, newest = self._first.get(family), self._newest.get(family)
-            if first is not None and first is not newest:
+            first, newest_row = self._first.get(family), self._newest.get(family)
+            if first is not None and first is not newest_row:
                 yield first
-            for row in (newest, self._peers.get(family)):
+            for row in (newest_row, self._peers.get(family)):
                 if row is not None:
                     yield row
 
@@ -117,8 +117,8 @@ def _row(
     author: str = "",
     replies: Sequence[str] = (),
 ) -> SampleRow:
-    *earlier, last = group.completions[index].said
-    texts = [text for turn in zip(earlier, replies, strict=True) for text in turn]
+    *earlier_texts, last = group.completions[index].said
+    texts = [text for turn in zip(earlier_texts, replies, strict=True) for text in turn]
     texts.append(last)
     answer = "".join(f"\n> {text}\n" if place % 2 else text for place, text in enumerate(texts))
     return SampleRow(
@@ -128,7 +128,7 @@ def _row(
         reward=reward,
         version=group.policy.version,
         author=author,
-        dialogue=[text[-_TEXT_CHARS:] for text in texts[-_TEXTS:]] if earlier else [],
+        dialogue=[text[-_TEXT_CHARS:] for text in texts[-_TEXTS:]] if earlier_texts else [],
     )
 
 

@@ -165,7 +165,7 @@ class PeerRow(msgspec.Struct, frozen=True):
         now: float,
         members: Members,
         share: float = 0.0,
-        via: str | None = None,
+        relay_id: str | None = None,
         environment: str = "",
         model: str = "",
     ) -> Self:
@@ -185,14 +185,14 @@ class PeerRow(msgspec.Struct, frozen=True):
             suspended_seconds=max(0.0, peer.standing.left_until - now),
             sent=peer.took,
             environment=environment,
-            via=via,
+            via=relay_id,
             model=model,
             lost=peer.retry.failures > 1,
         )
-        shown = members.shown(peer.peer_id)
-        if shown is None:
+        membership = members.shown(peer.peer_id)
+        if membership is None:
             return row
-        member, standing = shown
+        member, standing = membership
         name, issuer = members.names(member)
         return msgspec.structs.replace(
             row,
@@ -231,12 +231,12 @@ class MembershipRow(msgspec.Struct, frozen=True):
     def of(cls, members: Members, peer_id: str) -> Self | None:
         """Return this node's own membership, None before the node has presented its chain to
         itself."""
-        shown = members.shown(peer_id)
-        if shown is None:
+        membership = members.shown(peer_id)
+        if membership is None:
             return None
-        member, standing = shown
-        begins, expelled = member.body.not_before, members.expelled_at(peer_id)
-        return cls(*members.names(member), begins, member.until, standing, expelled)
+        member, standing = membership
+        start_time, revoked_at = member.body.not_before, members.expelled_at(peer_id)
+        return cls(*members.names(member), start_time, member.until, standing, revoked_at)
 
     def alarms(self, wall: float) -> list[str]:
         """Return the alarms about this membership at the Unix second `wall`."""
@@ -248,8 +248,8 @@ class MembershipRow(msgspec.Struct, frozen=True):
             ]
         if self.standing != "member":
             on = f" on {_day(self.revoked)}" if self.revoked else ""
-            told = {"revoked": f"the owner of the swarm revoked this node's membership{on}"}
-            text = told.get(self.standing, f"this node is no member ({self.standing})")
+            sentences = {"revoked": f"the owner of the swarm revoked this node's membership{on}"}
+            text = sentences.get(self.standing, f"this node is no member ({self.standing})")
             return [f"{text}: ask for a new ticket, and start this node with --ticket-file"]
         if not in_last_third(self.begins, self.until, wall):
             return []
@@ -341,15 +341,15 @@ class RelayingRow(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, reaching: ReachingTransport) -> Self:
         """Return the counters of a node's transport."""
-        usage, carried = reaching.usage, reaching.carried
+        usage, traffic = reaching.usage, reaching.carried
         return cls(
             kept=list(reaching.relays.kept()),
             asked=usage.asked,
             relayed=usage.relayed,
             serves=reaching.serves,
-            requests=carried.requests,
-            bytes=carried.bytes,
-            refused=dict(carried.refused),
+            requests=traffic.requests,
+            bytes=traffic.bytes,
+            refused=dict(traffic.refused),
         )
 
 

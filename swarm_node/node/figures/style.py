@@ -28,9 +28,9 @@ _WORD = re.compile(r"[^\W\d]{1,64}|\d+|[^\w\s]")
 
 def words(text: str) -> frozenset[str]:
     """Return the words of a text and its pairs of neighbours. All numbers count as one word."""
-    found = ["0" if word.isdigit() else word for word in _WORD.findall(text[:_MOST_CHARS])]
-    pairs = (f"{one} {two}" for one, two in pairwise(found))
-    return frozenset((*found, *pairs))
+    terms = ["0" if word.isdigit() else word for word in _WORD.findall(text[:_MOST_CHARS])]
+    pairs = (f"{first} {second}" for first, second in pairwise(terms))
+    return frozenset((*terms, *pairs))
 
 
 class Style:
@@ -47,11 +47,11 @@ class Style:
         """Take in the groups of one update."""
         for group in groups:
             for completion in group.group.completions:
-                said = "\n".join(completion.said)
+                text = "\n".join(completion.said)
                 if group.provenance is Provenance.OWN:
-                    self._say(words(said))
+                    self._say(words(text))
                 else:
-                    self._hear(words(said), group.author)
+                    self._hear(words(text), group.author)
 
     def alarm(self) -> str:
         """A sentence on the word that is adopted most, "" if none is in many answers."""
@@ -63,19 +63,19 @@ class Style:
                 return f"{share:.0%} of own answers hold {word!r}, which {author} said first"
         return ""
 
-    def _say(self, said: frozenset[str]) -> None:
+    def _say(self, terms: frozenset[str]) -> None:
         self._answers += 1
         starting = self._answers <= START
-        adopted = frozenset(
-            word for word in said if not starting and word in self._peers and word not in self._own
+        adopted_terms = frozenset(
+            word for word in terms if not starting and word in self._peers and word not in self._own
         )
-        for word in said - adopted:
+        for word in terms - adopted_terms:
             self._own[word] = ""
-        self._last.append(adopted)
-        self._adopted.update(adopted)
+        self._last.append(adopted_terms)
+        self._adopted.update(adopted_terms)
         if len(self._last) > WINDOW:
             self._adopted -= Counter(self._last.popleft())
 
-    def _hear(self, said: frozenset[str], author: str) -> None:
-        for word in said:
+    def _hear(self, terms: frozenset[str], author: str) -> None:
+        for word in terms:
             self._peers[word] = self._peers.get(word, author)

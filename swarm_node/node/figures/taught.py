@@ -25,8 +25,8 @@ class Taught:
         key = group.author, group.group.task.family
         groups, answers = self._counts.get(key) or (0, 0)
         mean = sum(group.rewards) / len(group.rewards)
-        good = sum(reward > mean for reward in group.rewards)
-        self._counts[key] = groups + 1, answers + good
+        good_count = sum(reward > mean for reward in group.rewards)
+        self._counts[key] = groups + 1, answers + good_count
 
     def rows(self) -> list[TaughtRow]:
         """Return the counts, the author and family trained on last at the end."""

@@ -38,10 +38,10 @@ class Underway:
         self.update_began: float | None = None
 
     def begin(
-        self, kind: str, groups: int, answers: int, longest: int, now: float, at: Progress
+        self, kind: str, groups: int, answers: int, max_tokens: int, now: float, at: Progress
     ) -> SamplerCall:
         """Note a call that begins `now`, when the sampler's counts are `at`."""
-        call = SamplerCall(kind, groups, answers, longest, now, at.tokens, at.answers)
+        call = SamplerCall(kind, groups, answers, max_tokens, now, at.tokens, at.answers)
         self._calls.append(call)
         return call
 
@@ -53,9 +53,11 @@ class Underway:
             first = self._calls[0]
             first.began, first.tokens, first.done = now, at.tokens, at.answers
 
-    def row(self, now: float, at: Progress | None, lacking: int, end: float | None) -> WorkRow:
-        """Return what goes on `now`. `lacking` is the number of local groups that the first step
-        still waits for, 0 after it began. `end` estimates the seconds until the last step. A
+    def row(
+        self, now: float, at: Progress | None, missing_groups: int, end: float | None
+    ) -> WorkRow:
+        """Return what goes on `now`. `missing_groups` is the number of local groups that the first
+        step still waits for, 0 after it began. `end` estimates the seconds until the last step. A
         sampler that counts nothing has no `at`."""
         updating = None if self.update_began is None else now - self.update_began
         if not self._calls:
@@ -64,16 +66,16 @@ class Underway:
         row = WorkRow(sampler=call.kind, completions=call.answers, training=updating, end=end)
         if at is None:
             return row
-        done = min(call.answers, at.answers - call.done)
+        finished_count = min(call.answers, at.answers - call.done)
         rate = self._per_second(call, now, at) or self._rate
         left = remaining_seconds(call, now, at)
         first = None
-        if lacking and left is not None and call.kind == "sampling":
-            further = max(0, lacking - call.groups) / call.groups
-            first = left + further * (now - call.began + left)
+        if missing_groups and left is not None and call.kind == "sampling":
+            extra_calls = max(0, missing_groups - call.groups) / call.groups
+            first = left + extra_calls * (now - call.began + left)
         return WorkRow(
             sampler=call.kind,
-            done=max(0, done),
+            done=max(0, finished_count),
             completions=call.answers,
             tokens_per_second=rate,
             left=left,
@@ -92,22 +94,24 @@ def remaining_seconds(call: SamplerCall, now: float, at: Progress) -> float | No
     go on are taken to end at the rate of those that ended: the mean length of an exponential
     distribution whose samples are censored is all tokens divided by the answers that ended. No
     answer is longer than `longest`."""
-    tokens, done = at.tokens - call.tokens, at.answers - call.done
-    seconds, going = now - call.began, call.answers - done
+    tokens, finished_count = at.tokens - call.tokens, at.answers - call.done
+    seconds, going = now - call.began, call.answers - finished_count
     if tokens < _LEAST_TOKENS or seconds <= 0:
         return None
     if going <= 0:
         return 0.0
-    most = call.answers * call.longest - tokens
-    expected = min(going * tokens / done, most) if done > 0 else most
-    return max(0.0, expected) * seconds / tokens
+    token_limit = call.answers * call.longest - tokens
+    token_estimate = (
+        min(going * tokens / finished_count, token_limit) if finished_count > 0 else token_limit
+    )
+    return max(0.0, token_estimate) * seconds / tokens
 
 
 def told(row: WorkRow, steps: int) -> Iterator[str]:
     """What goes on at a node that has made `steps`, in parts of one sentence."""
     if row.sampler:
-        done = "" if row.done is None else f"{row.done} of "
-        text = f"{row.sampler}: {done}{row.completions} completions"
+        prefix = "" if row.done is None else f"{row.done} of "
+        text = f"{row.sampler}: {prefix}{row.completions} completions"
         if row.tokens_per_second is not None:
             text += f", {row.tokens_per_second:.0f} tokens/s"
         if row.left is not None and row.first_step is None:

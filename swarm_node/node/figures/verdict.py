@@ -73,11 +73,13 @@ class Steady:
         while new and evals[new - 1] is not self._newest:
             new -= 1
         for end in range(new, len(evals)):
-            now, rising = evals[end].seconds, rises(evals[max(0, end - NEWEST) : end + 1])
-            if now < self._against or rising == self._learns:  # a clock of another run, or no news
+            now, is_rising = evals[end].seconds, rises(evals[max(0, end - NEWEST) : end + 1])
+            if (
+                now < self._against or is_rising == self._learns
+            ):  # a clock of another run, or no news
                 self._against = now
             elif now - self._against >= HOLD_SECONDS and now - self._turned >= TURN_SECONDS:
-                self._learns, self._turned, self._against = rising, now, now
+                self._learns, self._turned, self._against = is_rising, now, now
         self._newest = evals[-1] if evals else None
         return self._learns
 
@@ -85,70 +87,72 @@ class Steady:
         """Return the company to show, "alone" or "sharing", when it is `kind` now. A change is
         shown once it has held for COMPANY_SECONDS, because a sole peer may come and go. The first
         peer is shown at once. So is any change if `at_once` is true."""
-        fresh = now - self._looked > HOLD_SECONDS
+        is_stale = now - self._looked > HOLD_SECONDS
         self._looked = now
         first = kind == "sharing" and not self._shared
-        if fresh or at_once or first or now - self._so_until >= COMPANY_SECONDS:
+        if is_stale or at_once or first or now - self._so_until >= COMPANY_SECONDS:
             self._company = kind
         if kind == self._company:
             self._so_until = now
         self._shared = self._shared or kind == "sharing"
         return self._company
 
-    def settle(self, found: Iterable[Said], now: float) -> list[Said]:
-        """Return the findings to show. `found` has at most one of a kind."""
-        fresh = now - self._asked > HOLD_SECONDS
-        if fresh:
+    def settle(self, candidates: Iterable[Said], now: float) -> list[Said]:
+        """Return the findings to show. `candidates` has at most one of a kind."""
+        is_stale = now - self._asked > HOLD_SECONDS
+        if is_stale:
             self._first, self._last, self._said = {}, {}, set()
         self._asked = now
-        for said in found:
-            self._first.setdefault(said.kind, now)
-            self._last[said.kind] = now, said
-            if fresh or now - self._first[said.kind] >= HOLD_SECONDS:
-                self._said.add(said.kind)
+        for finding in candidates:
+            self._first.setdefault(finding.kind, now)
+            self._last[finding.kind] = now, finding
+            if is_stale or now - self._first[finding.kind] >= HOLD_SECONDS:
+                self._said.add(finding.kind)
         for kind, (last, _) in list(self._last.items()):
             if kind not in self._said and last < now:
                 del self._first[kind], self._last[kind]  # it has to hold without a break
             elif now - last >= HOLD_SECONDS:
                 del self._first[kind], self._last[kind]
                 self._said.discard(kind)
-        return [said for kind, (_, said) in self._last.items() if kind in self._said]
+        return [finding for kind, (_, finding) in self._last.items() if kind in self._said]
 
 
-def findings(shot: Snapshot, steady: Steady | None = None, home: Path | None = None) -> list[Said]:
+def findings(
+    shot: Snapshot, hysteresis: Steady | None = None, home: Path | None = None
+) -> list[Said]:
     """Return the verdict, then the other findings for the owner, the most serious first. Commands
     name the `home`, unless it is the usual one."""
     return [
         msgspec.structs.replace(
-            said, text=with_home(said.text, home), remedy=with_home(said.remedy, home)
+            finding, text=with_home(finding.text, home), remedy=with_home(finding.remedy, home)
         )
-        for said in _findings(shot, steady)
+        for finding in _findings(shot, hysteresis)
     ]
 
 
-def _findings(shot: Snapshot, steady: Steady | None) -> list[Said]:
+def _findings(shot: Snapshot, hysteresis: Steady | None) -> list[Said]:
     if shot.state != "running":
         return [Said(shot.state, "warning", f"the node is {shot.state}")]
     rewards = _rewards(shot)
-    serious = [
+    problems = [
         *_refused_here(shot),
         *_membership(shot),
         *_too_long(shot),
         *_stalled(shot),
-        *(rewards if steady is None else steady.settle(rewards, shot.seconds)),
+        *(rewards if hysteresis is None else hysteresis.settle(rewards, shot.seconds)),
         *_environments(shot),
         *_rejected(shot),
         *_alarms(shot),
     ]
-    learns = rises(shot.evals) if steady is None else steady.learns(shot.evals)
-    company = _company(shot, learns)
+    is_learning = rises(shot.evals) if hysteresis is None else hysteresis.learns(shot.evals)
+    company = _company(shot, is_learning)
     unvisited = company.kind == "unvisited"
-    if steady is not None and not unvisited:
-        company = _held(shot, learns, company, steady)
-    if not serious or company.kind == "alone":
-        serious += [company, *_other_addresses(shot, company)]
+    if hysteresis is not None and not unvisited:
+        company = _held(shot, is_learning, company, hysteresis)
+    if not problems or company.kind == "alone":
+        problems += [company, *_other_addresses(shot, company)]
     rank = {"bad": 0, "warning": 1, "good": 2}
-    first = sorted(serious, key=lambda said: rank[said.level])
+    first = sorted(problems, key=lambda finding: rank[finding.level])
     return [*first, *([_NO_PEERS] * unvisited), *_models(shot), *_callers(shot)]
 
 
@@ -156,19 +160,21 @@ def _refused_here(shot: Snapshot) -> Iterator[Said]:
     """Find what shuts this node out at every address: its membership, its clock, its link. Peers
     report on membership and clock, and some may lie. So fewer reports than answering peers give
     only a warning."""
-    own = shot.membership
+    membership = shot.membership
     for subject in ("membership", "clock", "link"):
-        found = [cause for cause in shot.causes if CAUSES[cause.code].subject == subject]
-        known = subject == "membership" and own is not None and own.standing != "member"
-        if not found or known:
+        causes = [cause for cause in shot.causes if CAUSES[cause.code].subject == subject]
+        is_known = (
+            subject == "membership" and membership is not None and membership.standing != "member"
+        )
+        if not causes or is_known:
             continue
-        worst, telling = found[0], {cause.peer for cause in found}
+        worst_cause, telling = causes[0], {cause.peer for cause in causes}
         answering = [p for p in _present(shot) if p.peer_id not in telling]
-        text = told_here(worst)
+        text = told_here(worst_cause)
         if len(telling) > 1 or answering:
             text += f" ({len(telling)} of {len(telling) + len(answering)} peers)"
-        level = CAUSES[worst.code].level if len(telling) >= len(answering) else "warning"
-        yield Said(worst.code, level, text, advice(worst))
+        level = CAUSES[worst_cause.code].level if len(telling) >= len(answering) else "warning"
+        yield Said(worst_cause.code, level, text, advice(worst_cause))
 
 
 def _callers(shot: Snapshot) -> Iterator[Said]:
@@ -181,9 +187,9 @@ def _callers(shot: Snapshot) -> Iterator[Said]:
 
 
 def _alarms(shot: Snapshot) -> Iterator[Said]:
-    own = shot.membership.alarms(shot.time) if shot.membership else []
+    member_alarms = shot.membership.alarms(shot.time) if shot.membership else []
     for alarm in shot.alarms:
-        if alarm not in own:
+        if alarm not in member_alarms:
             text, _, remedy = alarm.partition(": ")
             yield Said("alarm", "warning", text, remedy)
 
@@ -193,9 +199,9 @@ def _membership(shot: Snapshot) -> Iterator[Said]:
     if row is None:
         return
     for text in row.alarms(shot.time):
-        ended = row.standing != "member"
-        what, _, remedy = text.partition(": ")
-        yield Said("membership", "bad" if ended else "warning", what, remedy)
+        has_ended = row.standing != "member"
+        sentence, _, remedy = text.partition(": ")
+        yield Said("membership", "bad" if has_ended else "warning", sentence, remedy)
 
 
 def _too_long(shot: Snapshot) -> Iterator[Said]:
@@ -213,36 +219,38 @@ def _too_long(shot: Snapshot) -> Iterator[Said]:
 
 
 def _stalled(shot: Snapshot) -> Iterator[Said]:
-    silent, usual = shot.seconds_since_step, shot.seconds_between_steps
-    if silent is None:
+    idle_seconds, step_seconds = shot.seconds_since_step, shot.seconds_between_steps
+    if idle_seconds is None:
         return
-    if silent < (max(_STALLED_SECONDS, _STALLED_INTERVALS * usual) if usual else _FIRST_SECONDS):
+    if idle_seconds < (
+        max(_STALLED_SECONDS, _STALLED_INTERVALS * step_seconds) if step_seconds else _FIRST_SECONDS
+    ):
         return
-    known = ", ".join(f"{n} {part}" for part, n in sorted(shot.faults.items()))
+    faults = ", ".join(f"{n} {part}" for part, n in sorted(shot.faults.items()))
     yield Said(
         "stalled",
         "bad",
-        f"no step for {silent / 60:.0f} min (faults: {known or 'none'})",
+        f"no step for {idle_seconds / 60:.0f} min (faults: {faults or 'none'})",
         "look at the log (`swarm-node logs`); if the faults grow, start the node again",
     )
 
 
 def _rewards(shot: Snapshot) -> Iterator[Said]:
-    recent = shot.recent
-    if recent is None or recent.groups < (COUNT if shot.advice else ENOUGH_GROUPS):
+    window = shot.recent
+    if window is None or window.groups < (COUNT if shot.advice else ENOUGH_GROUPS):
         return
-    few = recent.mixed <= _FEW_MIXED * recent.groups
-    share = f"{recent.mixed} of the last {recent.groups} local groups have mixed rewards"
-    cut = f"{recent.truncated:,} of the last {recent.completions:,}"
-    if recent.truncated > _MANY_CUT * recent.completions:
+    has_few_mixed = window.mixed <= _FEW_MIXED * window.groups
+    share = f"{window.mixed} of the last {window.groups} local groups have mixed rewards"
+    truncation = f"{window.truncated:,} of the last {window.completions:,}"
+    if window.truncated > _MANY_CUT * window.completions:
         # Before all else: a scorer reads no answer whose end is missing, so the tasks, the model
         # and the scorer may be fine.
-        level = "bad" if few and recent.reward < _SATURATED else "warning"
-        many = "nearly all" if recent.truncated > _NEARLY_ALL * recent.completions else "most"
+        level = "bad" if has_few_mixed and window.reward < _SATURATED else "warning"
+        many = "nearly all" if window.truncated > _NEARLY_ALL * window.completions else "most"
         remedy = "raise sampling.max_new_tokens, or have the prompt ask for shorter completions"
-        text = f"{many} completions are truncated at sampling.max_new_tokens: {cut}; {share}"
+        text = f"{many} completions are truncated at sampling.max_new_tokens: {truncation}; {share}"
         yield Said("truncated", level, text, remedy)
-    elif few and recent.reward >= _SATURATED:
+    elif has_few_mixed and window.reward >= _SATURATED:
         yield Said(
             "saturated",
             "warning",
@@ -250,49 +258,58 @@ def _rewards(shot: Snapshot) -> Iterator[Said]:
             "take harder tasks (environment.options), or stop: `swarm-node export DIR` takes the "
             "model",
         )
-    elif few:
-        some = recent.truncated > _SOME_CUT * recent.completions
+    elif has_few_mixed:
+        has_truncated = window.truncated > _SOME_CUT * window.completions
         yield Said(
             "nothing_to_learn",
             "bad",
-            f"nothing to learn: {share}, mean reward {recent.reward:.2f}"
-            + f"; {cut} completions were truncated" * some,
+            f"nothing to learn: {share}, mean reward {window.reward:.2f}"
+            + f"; {truncation} completions were truncated" * has_truncated,
             shot.advice
-            or "raise sampling.max_new_tokens, " * some
+            or "raise sampling.max_new_tokens, " * has_truncated
             + "take easier tasks (of drills `--preset short`), a larger model, or check the "
             "scorer: `swarm-node env check NAME`",
         )
 
 
 def _environments(shot: Snapshot) -> Iterator[Said]:
-    for theirs, names in _unlike(shot, lambda peer: peer.environment):
-        cause = Cause("environment", name=names, detail=f"{theirs}, this node {shot.environment}")
-        yield Said(cause.code, "warning", told_here(cause), _same_as(theirs) or advice(cause))
+    for environment, names in _unlike(shot, lambda peer: peer.environment):
+        cause = Cause(
+            "environment", name=names, detail=f"{environment}, this node {shot.environment}"
+        )
+        yield Said(cause.code, "warning", told_here(cause), _same_as(environment) or advice(cause))
 
 
 def _models(shot: Snapshot) -> Iterator[Said]:
-    for theirs, names in _unlike(shot, lambda peer: peer.model):
-        cause = Cause("model", name=names, detail=f"{theirs}, this node {shot.model}")
+    for model, names in _unlike(shot, lambda peer: peer.model):
+        cause = Cause("model", name=names, detail=f"{model}, this node {shot.model}")
         yield Said(cause.code, "good", told_here(cause), advice(cause))
 
 
-def _unlike(shot: Snapshot, what: Callable[[PeerRow], str]) -> list[tuple[str, str]]:
-    """Return the values of `what` among the peers, each with the names of its peers. `what` is ""
+def _unlike(shot: Snapshot, key: Callable[[PeerRow], str]) -> list[tuple[str, str]]:
+    """Return the values of `key` among the peers, each with the names of its peers. `key` is ""
     for a peer that has the same as this node."""
-    told: dict[str, list[str]] = {}
+    names_by_value: dict[str, list[str]] = {}
     for peer in _present(shot):
-        if what(peer):
-            told.setdefault(what(peer), []).append(who(peer))
-    more = {theirs: f", and {len(names) - 3} more" for theirs, names in told.items() if names[3:]}
-    return [(t, ", ".join(names[:3]) + more.get(t, "")) for t, names in sorted(told.items())]
+        if key(peer):
+            names_by_value.setdefault(key(peer), []).append(who(peer))
+    suffixes = {
+        value: f", and {len(names) - 3} more"
+        for value, names in names_by_value.items()
+        if names[3:]
+    }
+    return [
+        (t, ", ".join(names[:3]) + suffixes.get(t, ""))
+        for t, names in sorted(names_by_value.items())
+    ]
 
 
-def _same_as(theirs: str) -> str:
+def _same_as(environment: str) -> str:
     """Return the flag that gives this node its peers' environment, or the release that it lacks; ""
     for an environment without a name."""
-    if older := release_remedy(theirs):
-        return older
-    name, _, kind = theirs.partition(" ")
+    if remedy := release_remedy(environment):
+        return remedy
+    name, _, kind = environment.partition(" ")
     if has_preset(name, kind):
         return (
             f"start this node with --set environment.name={name} --preset {kind}, or the other one "
@@ -304,14 +321,18 @@ def _same_as(theirs: str) -> str:
 def _rejected(shot: Snapshot) -> Iterator[Said]:
     """Find a peer whose groups are all rejected for another reason than its environment."""
     for peer in shot.peers:
-        blamed = {why: n for why, n in peer.rejected_by_reason.items() if why not in BLAMELESS}
+        blamed = {
+            rejection: n
+            for rejection, n in peer.rejected_by_reason.items()
+            if rejection not in BLAMELESS
+        }
         if peer.environment or sum(blamed.values()) < _MANY_REJECTED * (peer.accepted + 1):
             continue
-        why = ", ".join(f"{n} {reason}" for reason, n in sorted(blamed.items()))
+        rejection = ", ".join(f"{n} {reason}" for reason, n in sorted(blamed.items()))
         yield Said(
             "rejected",
             "warning",
-            f"what {who(peer)} sends is rejected ({why})",
+            f"what {who(peer)} sends is rejected ({rejection})",
             "nothing is lost here, and it is asked for less; tell its owner",
         )
 
@@ -320,59 +341,59 @@ def _present(shot: Snapshot) -> list[PeerRow]:
     return [peer for peer in shot.peers if peer.present]
 
 
-def _course(shot: Snapshot, rising: bool) -> str:
+def _course(shot: Snapshot, is_rising: bool) -> str:
     if not shot.steps:
         return "sampling"
-    return "learning" if rising else "training"
+    return "learning" if is_rising else "training"
 
 
-def _held(shot: Snapshot, rising: bool, company: Said, steady: Steady) -> Said:
+def _held(shot: Snapshot, is_rising: bool, company: Said, hysteresis: Steady) -> Said:
     """Return `company`, or the earlier one while a change has not held for long enough."""
-    bad = any(CAUSES[cause.code].level == "bad" for cause in shot.causes)
-    held = steady.company(company.kind, shot.seconds, bad or company.level == "bad")
-    if held == company.kind:
+    is_urgent = any(CAUSES[cause.code].level == "bad" for cause in shot.causes)
+    kind = hysteresis.company(company.kind, shot.seconds, is_urgent or company.level == "bad")
+    if kind == company.kind:
         return company
-    learns = _course(shot, rising)
-    if held == "sharing":
-        return Said("sharing", "good", f"{learns} and sharing")
+    course = _course(shot, is_rising)
+    if kind == "sharing":
+        return Said("sharing", "good", f"{course} and sharing")
     back = min(_present(shot), key=lambda peer: peer.seconds_since_seen)
-    return Said("alone", "warning", f"{learns} alone until now: {who(back)} answers again")
+    return Said("alone", "warning", f"{course} alone until now: {who(back)} answers again")
 
 
-def _company(shot: Snapshot, rising: bool) -> Said:
-    learns = _course(shot, rising)
+def _company(shot: Snapshot, is_rising: bool) -> Said:
+    course = _course(shot, is_rising)
     refusing = {cause.peer for cause in shot.causes if cause.peer}
     if any(peer.peer_id not in refusing for peer in _present(shot)):
-        return Said("sharing", "good", f"{learns} and sharing")
+        return Said("sharing", "good", f"{course} and sharing")
     if _unvisited(shot):
-        return Said("unvisited", "good", learns)
-    why, remedy = _loneliness(shot)
+        return Said("unvisited", "good", course)
+    reason, remedy = _loneliness(shot)
     # A node that met somebody is alone for a while. One that nobody ever answered has wrong
     # addresses.
     level = "warning" if shot.peers or shot.former or not _of_addresses(shot) else "bad"
-    return Said("alone", level, f"{learns} alone: {why}", remedy)
+    return Said("alone", level, f"{course} alone: {reason}", remedy)
 
 
 def _loneliness(shot: Snapshot) -> tuple[str, str]:
     """Return why this node is alone, and the remedy."""
-    if found := _of_addresses(shot):
-        return told_here(found[0]), advice(found[0])
+    if causes := _of_addresses(shot):
+        return told_here(causes[0]), advice(causes[0])
     if any(CAUSES[cause.code].subject in ("membership", "clock") for cause in shot.causes):
         return "peers reject this node as a non-member", ""
     doctor = "`swarm-node doctor --network`"
     if shot.peers or shot.former:
-        lost = sorted(shot.peers or shot.former, key=lambda peer: peer.seconds_since_seen)
-        since = _span(lost[0].seconds_since_seen)
-        if len(lost) == 1:
-            return f"no peer answers now, {who(lost[0])} left {since} ago", doctor
-        return f"no peer answers now, nobody since {since}", doctor
+        lost_peers = sorted(shot.peers or shot.former, key=lambda peer: peer.seconds_since_seen)
+        silence = _span(lost_peers[0].seconds_since_seen)
+        if len(lost_peers) == 1:
+            return f"no peer answers now, {who(lost_peers[0])} left {silence} ago", doctor
+        return f"no peer answers now, nobody since {silence}", doctor
     return "no peer has answered yet", doctor
 
 
 def _unvisited(shot: Snapshot) -> bool:
     """Check that nobody has met this node, and that it looks for nobody: it created its swarm."""
-    met = shot.peers or shot.former or shot.causes
-    return not met and not shot.configured and shot.coordinator is None
+    contacts = shot.peers or shot.former or shot.causes
+    return not contacts and not shot.configured and shot.coordinator is None
 
 
 def _of_addresses(shot: Snapshot) -> list[Cause]:

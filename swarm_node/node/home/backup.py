@@ -83,22 +83,24 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
     if out.exists():
         raise _taken(out)
     home.swarm()  # or there is nothing to keep
-    small = [home.path / name for name in SMALL_FILES if (home.path / name).exists()]
-    large = sorted(checkpoint.iterdir()) if checkpoint is not None else []
-    copied = home.database.exists()
-    names = [*(path.name for path in small), *([_DATABASE] * copied)]
-    names += [f"checkpoints/{path.parent.name}/{path.name}" for path in large]
+    small_files = [home.path / name for name in SMALL_FILES if (home.path / name).exists()]
+    large_files = sorted(checkpoint.iterdir()) if checkpoint is not None else []
+    has_database = home.database.exists()
+    names = [*(path.name for path in small_files), *([_DATABASE] * has_database)]
+    names += [f"checkpoints/{path.parent.name}/{path.name}" for path in large_files]
     files: dict[str, BackedUpFile] = {}
     try:
         with ExitStack() as stack:
             target = stack.enter_context(_new_file(out))
-            opened: list[IO[bytes]] = [stack.enter_context(open_regular(path)) for path in small]
-            if copied:
-                opened.append(stack.enter_context(_copy_of(home.database, out.parent)))
+            streams: list[IO[bytes]] = [
+                stack.enter_context(open_regular(path)) for path in small_files
+            ]
+            if has_database:
+                streams.append(stack.enter_context(_copy_of(home.database, out.parent)))
             # All are open before the first is copied: the node may delete a checkpoint meanwhile.
-            opened += [stack.enter_context(path.open("rb")) for path in large]
+            streams += [stack.enter_context(path.open("rb")) for path in large_files]
             archive = tarfile.TarFile(None, "w", target, tarfile.GNU_FORMAT)
-            for name, file in zip(names, opened, strict=True):
+            for name, file in zip(names, streams, strict=True):
                 files[name] = _append(archive, name, file, now)
             manifest = msgspec.json.encode(_Manifest(1, files))
             _append(archive, _MANIFEST, io.BytesIO(manifest), now)
@@ -154,12 +156,12 @@ def _check(place: Path, source: Path) -> None:
         HomeError: with every fault.
     """
     stock = take_stock(place, deep=True)
-    judged = stock.judged()
-    unknown = [fault for fault in judged.errors if fault.file != RECORD]
-    if unknown or judged.state == "new":
-        said = "; ".join(fault.found for fault in unknown) or "it holds no files of a home"
+    home_state = stock.judged()
+    other_faults = [fault for fault in home_state.errors if fault.file != RECORD]
+    if other_faults or home_state.state == "new":
+        reason = "; ".join(fault.found for fault in other_faults) or "it holds no files of a home"
         raise HomeError(
-            f"{source} is not a usable backup ({said})", "take another, or an older one"
+            f"{source} is not a usable backup ({reason})", "take another, or an older one"
         )
 
 
@@ -234,12 +236,12 @@ def _read(source: Path, place: Path) -> Backup:
         with _open(source) as file, tarfile.open(None, "r:", file, tarinfo=_Header) as archive:
             return _unpack(archive, file, place)
     except tarfile.TarError:
-        what = "it is cut short, or no backup"
+        reason = "it is cut short, or no backup"
     except (ValueError, RecursionError) as error:
-        what = str(error)
+        reason = str(error)
     except OSError as error:
         raise HomeError(f"cannot read the backup {source}: {reason_of(error)}") from error
-    raise _unusable(source, what)
+    raise _unusable(source, reason)
 
 
 def _open(source: Path) -> IO[bytes]:
@@ -255,8 +257,8 @@ def _open(source: Path) -> IO[bytes]:
         raise HomeError(f"cannot read the backup {source}: {reason_of(error)}") from error
 
 
-def _unusable(source: Path, what: str) -> HomeError:
-    return HomeError(f"{source} is not a usable backup ({what})", "take another copy of it")
+def _unusable(source: Path, reason: str) -> HomeError:
+    return HomeError(f"{source} is not a usable backup ({reason})", "take another copy of it")
 
 
 def _unpack(archive: tarfile.TarFile, file: IO[bytes], place: Path) -> Backup:
@@ -266,13 +268,13 @@ def _unpack(archive: tarfile.TarFile, file: IO[bytes], place: Path) -> Backup:
         tarfile.TarError, ValueError, RecursionError: it is no backup.
         HomeError: there is no room for a file.
     """
-    found: dict[str, BackedUpFile] = {}
+    files: dict[str, BackedUpFile] = {}
     for header in archive:
         name, size, content = header.name, header.size, archive.extractfile(header)
-        most = _MAX_CHECKPOINT if _CHECKPOINT.fullmatch(name) else _MOST.get(name)
-        if most is None or content is None or name in found or len(found) >= _MAX_MEMBERS:
+        max_bytes = _MAX_CHECKPOINT if _CHECKPOINT.fullmatch(name) else _MOST.get(name)
+        if max_bytes is None or content is None or name in files or len(files) >= _MAX_MEMBERS:
             raise ValueError(f"it holds {name[:80]!r}, which no backup holds")
-        if not 0 <= size <= most:
+        if not 0 <= size <= max_bytes:
             raise ValueError(f"{name} is too large")
         if not 0 <= header.mtime < MAX_UNIX_SECONDS:
             raise ValueError("its date is impossible")
@@ -282,9 +284,9 @@ def _unpack(archive: tarfile.TarFile, file: IO[bytes], place: Path) -> Backup:
             rest = file.read(2 * tarfile.RECORDSIZE)  # zeros up to a record end a tar
             if len(rest) == 2 * tarfile.RECORDSIZE or any(rest):
                 raise ValueError("more than the end follows its manifest")
-            if manifest.files != found:
+            if manifest.files != files:
                 raise ValueError("its files are not those of its manifest")
-            return Backup(int(header.mtime), found)
+            return Backup(int(header.mtime), files)
         if size > shutil.disk_usage(place).free:
             raise HomeError(f"no room for {name}, {size:,} bytes, in {place.parent}", "free some")
         path = place / name
@@ -293,5 +295,5 @@ def _unpack(archive: tarfile.TarFile, file: IO[bytes], place: Path) -> Backup:
         hashed = _Hashed(content)
         with _new_file(path) as target:
             shutil.copyfileobj(hashed, target)
-        found[name] = BackedUpFile(size, hashed.digest.hexdigest())
+        files[name] = BackedUpFile(size, hashed.digest.hexdigest())
     raise ValueError("it is cut short, or no backup")

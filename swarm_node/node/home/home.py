@@ -127,9 +127,9 @@ class Home(PrivateDirectory):
         Raises:
             HomeError: with every fault and what restores it, or it belongs to no swarm yet.
         """
-        judged = self.judged()
-        _refuse(self.path, judged)
-        if judged.state != "whole":
+        home_state = self.judged()
+        _refuse(self.path, home_state)
+        if home_state.state != "whole":
             self.swarm()
 
     def begin(self) -> Identity:
@@ -138,9 +138,9 @@ class Home(PrivateDirectory):
         Raises:
             HomeError: something of a swarm lies here, or it cannot be written.
         """
-        judged = self.judged()
-        _refuse(self.path, judged)
-        if judged.state == "new":
+        home_state = self.judged()
+        _refuse(self.path, home_state)
+        if home_state.state == "new":
             self.create()
             with self.editing(_RECORDING):
                 self._write(Record(RECORD_VERSION, False, []))
@@ -196,12 +196,12 @@ class Home(PrivateDirectory):
             return
         with self.editing(_RECORDING):
             try:
-                held = msgspec.json.decode(self.load(RECORD) or b"", type=Record)
+                record = msgspec.json.decode(self.load(RECORD) or b"", type=Record)
             except (ValueError, RecursionError):  # the next start names it
                 return
-            if held.finished and name not in held.files:
-                self._write(Record(RECORD_VERSION, True, sorted([*held.files, name])))
-            if held.finished:
+            if record.finished and name not in record.files:
+                self._write(Record(RECORD_VERSION, True, sorted([*record.files, name])))
+            if record.finished:
                 self._recorded.add(name)
 
     def _write(self, record: Record) -> None:
@@ -231,16 +231,16 @@ class Home(PrivateDirectory):
         info, raw = SwarmInfo.load(self._swarm_file), self.load("secret")
         if raw is None:
             return info
-        newest = verify_secret(raw, info)
-        if isinstance(newest, Rejected):
+        secret = verify_secret(raw, info)
+        if isinstance(secret, Rejected):
             raise HomeError(
-                f"{self.path / 'secret'} is damaged ({newest.reason})",
+                f"{self.path / 'secret'} is damaged ({secret.reason})",
                 "restore it from a backup, "
                 "or copy it from another member's home (`swarm-node doctor` lists all checks)",
             )
-        if newest.body.number <= info.secret_number:
+        if secret.body.number <= info.secret_number:
             return info
-        return info.with_secret(newest.body.secret, newest.body.number)
+        return info.with_secret(secret.body.secret, secret.body.number)
 
     def found_swarm(self, name: str, now: float) -> Membership:
         """Found a new private swarm. Its root key lives here.
@@ -286,8 +286,8 @@ class Home(PrivateDirectory):
             TicketError: the ticket cannot be used.
         """
         stock = take_stock(self.path)
-        judged = stock.judged(ticket=True)
-        _refuse(self.path, judged)
+        home_state = stock.judged(ticket=True)
+        _refuse(self.path, home_state)
         if stock.files["swarm.json"].state == "sound":
             swarm = SwarmInfo.load(self._swarm_file)
             if swarm.swarm_id != ticket.info.swarm_id:
@@ -298,7 +298,7 @@ class Home(PrivateDirectory):
                 )
         # What lies here must be of the ticket's swarm, whether or not swarm.json can tell.
         _refuse(self.path, take_stock(self.path, swarm=ticket.info).judged(ticket=True))
-        identity = self.identity() if judged.state == "whole" else self.begin()
+        identity = self.identity() if home_state.state == "whole" else self.begin()
         swarm, chain = redeem(ticket, identity, now)
         for name in ("swarm.json", "membership", "secret"):
             if stock.files[name].state in ("damaged", "empty"):
@@ -397,9 +397,9 @@ class Home(PrivateDirectory):
     def port(self) -> int:
         """Return the TCP port of this node. It is chosen once and then kept, so tickets stay
         valid."""
-        kept = self.kept_port()
-        if kept:
-            return kept
+        stored_port = self.kept_port()
+        if stored_port:
+            return stored_port
         port = unused_port()
         self.save("port", f"{port}\n".encode())
         return port
@@ -445,13 +445,13 @@ def listen_addresses(listen: Sequence[str], own_port: Callable[[], int]) -> list
     after a restart."""
 
     def fixed(address: str) -> str:
-        head, found, tail = address.partition("/tcp/0")
-        return f"{head}/tcp/{own_port()}{tail}" if found else address
+        head, separator, tail = address.partition("/tcp/0")
+        return f"{head}/tcp/{own_port()}{tail}" if separator else address
 
     return [fixed(address) for address in listen]
 
 
-def _refuse(path: Path, judged: HomeState) -> None:
-    if judged.errors:
-        said = "; ".join(map(str, judged.errors))
-        raise HomeError(f"{path}: {said} (`swarm-node doctor` lists all checks)")
+def _refuse(path: Path, home_state: HomeState) -> None:
+    if home_state.errors:
+        faults = "; ".join(map(str, home_state.errors))
+        raise HomeError(f"{path}: {faults} (`swarm-node doctor` lists all checks)")

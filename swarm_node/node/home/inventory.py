@@ -111,22 +111,22 @@ _NO_SWARM = frozenset({"port", "bootstrap", "settings.json", "metrics.jsonl"})
 def judge(files: Mapping[str, Found], record: Record | None, *, ticket: bool = False) -> HomeState:
     """Judge the files of a home, by name, and its record. A missing file need not be in `files`.
     With a `ticket`, what it would restore is no error."""
-    there = {name for name, found in files.items() if found.state != "absent"}
-    finished = record is not None and record.finished
-    recorded = frozenset(record.files) if record is not None else frozenset()
+    names = {name for name, file in files.items() if file.state != "absent"}
+    is_finished = record is not None and record.finished
+    recorded_names = frozenset(record.files) if record is not None else frozenset()
     faults = [*_flawed(files, ticket)]
-    if RECORD in there and files[RECORD].state != "sound":
+    if RECORD in names and files[RECORD].state != "sound":
         return HomeState("broken", tuple(faults))
-    begun = there - _NO_SWARM - {RECORD}
+    swarm_files = names - _NO_SWARM - {RECORD}
     state: Literal["new", "begun", "whole"] = "whole"
-    if not finished and "swarm.json" not in there and (not begun or record is not None):
-        state = "begun" if begun else "new"
+    if not is_finished and "swarm.json" not in names and (not swarm_files or record is not None):
+        state = "begun" if swarm_files else "new"
     else:
-        progress = files["node.db"].detail if "node.db" in there else ""
-        faults += _missing(there, recorded, progress, ticket)
+        progress = files["node.db"].detail if "node.db" in names else ""
+        faults += _missing(names, recorded_names, progress, ticket)
         if record is None:
-            lost = "home.json, the record of this home's files, is missing"
-            faults.append(Fault(RECORD, "warning", lost, "the start records what lies here now"))
+            text = "home.json, the record of this home's files, is missing"
+            faults.append(Fault(RECORD, "warning", text, "the start records what lies here now"))
     errors = any(fault.level == "error" for fault in faults)
     return HomeState("broken" if errors else state, tuple(faults))
 
@@ -135,28 +135,28 @@ def present(files: Mapping[str, Found]) -> list[str]:
     """Return the names that a record of these files has."""
     return sorted(
         name
-        for name, found in files.items()
-        if found.state != "absent" and name in FILES and name not in _UNRECORDED
+        for name, file in files.items()
+        if file.state != "absent" and name in FILES and name not in _UNRECORDED
     )
 
 
 def _flawed(files: Mapping[str, Found], ticket: bool) -> Iterator[Fault]:
     for name, (state, detail) in files.items():
         kind = FILES.get(name, _Kind("warning"))
-        told = f" ({detail})" if detail else ""
+        suffix = f" ({detail})" if detail else ""
         backup = _BACKUP.format(name=name)
         if state == "sound" and name == "checkpoints" and detail:  # an older one is whole
             yield Fault(name, "warning", detail, "restore a backup, or go on from the older one")
         elif state == "newer":
-            wrote = f"a newer swarm-node wrote {name}{told}"
+            wrote = f"a newer swarm-node wrote {name}{suffix}"
             yield Fault(name, "error", wrote, "upgrade this one, or restore a backup from before")
         elif state == "open":
             yield Fault(name, "error", f"{name} is open to other users", f"run chmod 600 {detail}")
         elif state == "foreign":
             yield Fault(name, "error", f"{name} does not fit this home ({detail})", backup)
         elif state in ("damaged", "empty"):
-            said = f"{name} is {state}{told}"
-            yield _restorable(name, kind, said, _remedy(name, kind), ticket)
+            text = f"{name} is {state}{suffix}"
+            yield _restorable(name, kind, text, _remedy(name, kind), ticket)
 
 
 def _remedy(name: str, kind: _Kind) -> str:
@@ -170,34 +170,34 @@ def _remedy(name: str, kind: _Kind) -> str:
         return f"{away} ({kind.lost}), or restore a backup into another --home"
     if name not in FILES:
         return "remove it: it is only locked, and holds nothing"
-    further = kind.remedy or f"or move it away: {kind.lost}"
-    return f"{_BACKUP.format(name=name)}, {further}"
+    alternative = kind.remedy or f"or move it away: {kind.lost}"
+    return f"{_BACKUP.format(name=name)}, {alternative}"
 
 
 def _missing(
-    there: set[str], recorded: frozenset[str], progress: str, ticket: bool
+    names: set[str], recorded_names: frozenset[str], progress: str, ticket: bool
 ) -> Iterator[Fault]:
     """Yield a fault for each missing file that must be here or has been here. `progress` tells how
     far training was, by the database."""
-    delegate = {"issuer.key", "issuer.certificate"} & there
+    delegate = {"issuer.key", "issuer.certificate"} & names
     for name, kind in FILES.items():
-        half = name.startswith("issuer.") and delegate
-        trained = f", and {progress}" if name == "checkpoints" and progress else ""
-        needed = name in _KEYS or name in recorded - _UNRECORDED or half or trained
-        if name in there or not needed:
+        is_half_pair = name.startswith("issuer.") and delegate
+        suffix = f", and {progress}" if name == "checkpoints" and progress else ""
+        is_needed = name in _KEYS or name in recorded_names - _UNRECORDED or is_half_pair or suffix
+        if name in names or not is_needed:
             continue
-        if name == "revoked" and (delegate or "root.key" in there):
+        if name == "revoked" and (delegate or "root.key" in names):
             remedy = f"{_BACKUP.format(name=name)}, or {_ELSEWHERE}"
             yield Fault(name, "error", "revoked, the list of former members, is missing", remedy)
-        elif half or kind.without == "error":
+        elif is_half_pair or kind.without == "error":
             remedy = f"{_BACKUP.format(name=name)}, {kind.remedy}"
             yield _restorable(name, kind, f"{name} is missing", remedy, ticket)
         else:
-            said = f"{name} is missing{trained}: {kind.lost}"
-            yield Fault(name, "warning", said, "restore it from a backup, or go on without it")
+            text = f"{name} is missing{suffix}: {kind.lost}"
+            yield Fault(name, "warning", text, "restore it from a backup, or go on without it")
 
 
-def _restorable(name: str, kind: _Kind, said: str, remedy: str, ticket: bool) -> Fault:
+def _restorable(name: str, kind: _Kind, text: str, remedy: str, ticket: bool) -> Fault:
     if ticket and _TICKET in kind.remedy:
-        return Fault(name, "warning", said, "the ticket restores it, if it is of the same swarm")
-    return Fault(name, "error", said, remedy)
+        return Fault(name, "warning", text, "the ticket restores it, if it is of the same swarm")
+    return Fault(name, "error", text, remedy)

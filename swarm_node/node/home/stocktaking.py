@@ -73,21 +73,21 @@ def take_stock(path: Path, *, deep: bool = False, swarm: SwarmInfo | None = None
         **{name: _key(path / name) for name in _KEY_FILES},
         **{name: _content(path / name, MAX_KEPT_BYTES) for name in _SMALL_FILES},
     }
-    files, whole = dict[str, Found](), dict[str, Any]()
-    for name, each in read.items():
-        if isinstance(each, Found):
-            files[name] = each
+    files, contents = dict[str, Found](), dict[str, Any]()
+    for name, content in read.items():
+        if isinstance(content, Found):
+            files[name] = content
         else:
-            files[name], whole[name] = Found("sound"), each
-    swarm = swarm or whole.get("swarm.json")
+            files[name], contents[name] = Found("sound"), content
+    swarm = swarm or contents.get("swarm.json")
     if swarm is not None:
-        _fit(files, whole, swarm)
+        _fit(files, contents, swarm)
     _stored(path, files, deep)
     for name in _LOCKS:
-        held = _bytes(path / name, 0)
-        if isinstance(held, Found) and held.state == "damaged":
-            files[name] = held
-    return Stock(files, whole.get(RECORD))
+        lock = _bytes(path / name, 0)
+        if isinstance(lock, Found) and lock.state == "damaged":
+            files[name] = lock
+    return Stock(files, contents.get(RECORD))
 
 
 def _record(path: Path) -> Record | Found:
@@ -127,9 +127,9 @@ def _key(path: Path) -> Identity | Found:
     return Identity.from_seed(raw)
 
 
-def _fit(files: dict[str, Found], whole: Mapping[str, Any], swarm: SwarmInfo) -> None:
-    """Mark the files that are `whole` and do not fit the swarm or the node's key."""
-    node, root, issuer = (whole.get(name) for name in ("node.key", "root.key", "issuer.key"))
+def _fit(files: dict[str, Found], contents: Mapping[str, Any], swarm: SwarmInfo) -> None:
+    """Mark the files among `contents` that do not fit the swarm or the node's key."""
+    node, root, issuer = (contents.get(name) for name in ("node.key", "root.key", "issuer.key"))
     if root is not None and root.public_key != swarm.root_key:
         files["root.key"] = Found("foreign", f"it is not the root of swarm {swarm.name!r}")
     verifiers: dict[str, Callable[[bytes, SwarmInfo], object]] = {
@@ -137,44 +137,46 @@ def _fit(files: dict[str, Found], whole: Mapping[str, Any], swarm: SwarmInfo) ->
         "revoked": verify_revocations,
         "issuer.certificate": verify_issuer,
     }
-    opened = {name: check(whole[name], swarm) for name, check in verifiers.items() if name in whole}
-    for name, body in opened.items():
+    bodies = {
+        name: check(contents[name], swarm) for name, check in verifiers.items() if name in contents
+    }
+    for name, body in bodies.items():
         if isinstance(body, Rejected):
             files[name] = Found("foreign", f"swarm {swarm.name!r} did not sign it")
-    delegate = opened.get("issuer.certificate")
+    delegate = bodies.get("issuer.certificate")
     if isinstance(delegate, IssuerBody) and issuer and delegate.issuer_key != issuer.public_key:
         files["issuer.key"] = Found("foreign", "it is not the key of issuer.certificate")
-    if "membership" in whole and node is not None:
-        files.update(_member(whole["membership"], swarm, node))
+    if "membership" in contents and node is not None:
+        files.update(_member(contents["membership"], swarm, node))
 
 
 def _member(raw: bytes, swarm: SwarmInfo, node: Identity) -> dict[str, Found]:
     try:
         issuer, member = msgpack.unpackb(raw)
-        opened = open_chain((issuer, member), swarm, node.public_key)
+        chain = open_chain((issuer, member), swarm, node.public_key)
     except (ValueError, TypeError):
         return {"membership": Found("damaged")}
-    if not isinstance(opened, Rejected):
+    if not isinstance(chain, Rejected):
         return {}
-    if opened.reason == "wrong_subject":
+    if chain.reason == "wrong_subject":
         return {"node.key": Found("foreign", "the membership is of another key")}
-    return {"membership": Found("foreign", f"not of swarm {swarm.name!r}: {opened.reason}")}
+    return {"membership": Found("foreign", f"not of swarm {swarm.name!r}: {chain.reason}")}
 
 
 def _stored(path: Path, files: dict[str, Found], deep: bool) -> None:
     """Look at what a running node writes."""
     metrics = path / "metrics.jsonl"  # a crash may cut a line, so only its being there is judged
-    database, listed = path / "node.db", checkpoints(path / "checkpoints")
-    there = {
+    database, directories = path / "node.db", checkpoints(path / "checkpoints")
+    presence = {
         "metrics.jsonl": metrics.exists() and metrics.stat().st_size > 0,
         "node.db": database.exists(),
-        "checkpoints": bool(listed),
+        "checkpoints": bool(directories),
     }
-    files |= {name: Found("sound" if each else "absent") for name, each in there.items()}
-    if deep and there["node.db"]:
+    files |= {name: Found("sound" if exists else "absent") for name, exists in presence.items()}
+    if deep and presence["node.db"]:
         files["node.db"] = _database(database)
-    if deep and listed:
-        files["checkpoints"] = _checkpoints(listed)
+    if deep and directories:
+        files["checkpoints"] = _checkpoints(directories)
 
 
 def _database(path: Path) -> Found:
@@ -199,31 +201,31 @@ def _progress(path: Path) -> str:
     return f"node.db has groups of version {version}" if version else ""
 
 
-def _checkpoints(listed: list[Path]) -> Found:
+def _checkpoints(directories: list[Path]) -> Found:
     """Judge the checkpoints, the newest first."""
     faults: list[str] = []
-    for path in listed:
+    for path in directories:
         size = sum(file.stat().st_size for file in path.iterdir())
         fault = fault_of(path, digests=size <= _DIGESTED_BYTES)
         if fault is None:
-            told = f"checkpoints/{faults[0]}; training goes on from {path.name}" if faults else ""
-            return Found("sound", told)
+            detail = f"checkpoints/{faults[0]}; training goes on from {path.name}" if faults else ""
+            return Found("sound", detail)
         faults.append(f"{path.name}: {fault}")
     return Found("damaged", faults[0])
 
 
-def _content(path: Path, most: int) -> bytes | Found:
+def _content(path: Path, max_bytes: int) -> bytes | Found:
     """The content of a small file, without its head."""
-    raw = _bytes(path, most)
+    raw = _bytes(path, max_bytes)
     content = raw if isinstance(raw, Found) else content_of(raw)
     return Found(content) if isinstance(content, str) else content
 
 
-def _bytes(path: Path, most: int) -> bytes | Found:
-    """The content of a file, up to `most` bytes and one more."""
+def _bytes(path: Path, max_bytes: int) -> bytes | Found:
+    """The content of a file, up to `max_bytes` bytes and one more."""
     try:
         with open_regular(path) as file:
-            return file.read(most + 1)
+            return file.read(max_bytes + 1)
     except FileNotFoundError:
         return Found("absent")
     except OSError as error:

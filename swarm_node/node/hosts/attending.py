@@ -95,8 +95,8 @@ class Attendant:
         async with asyncio.timeout(_FIRST_SECONDS):
             challenge: Challenge = await receive(reader, Challenge)
         nonces = challenge.nonce, os.urandom(len(challenge.nonce))
-        said = [release(), self._digest]
-        send(writer, Hello(nonces[1], release(), self._digest, self._proof("host", nonces, said)))
+        claims = [release(), self._digest]
+        send(writer, Hello(nonces[1], release(), self._digest, self._proof("host", nonces, claims)))
         self._say(f"the node at {self._node} is there: waiting until it starts its trainer")
         answer: Welcome | Refused | NodeEnded = await receive(reader, Welcome | Refused | NodeEnded)
         if isinstance(answer, NodeEnded):
@@ -108,8 +108,8 @@ class Attendant:
                 f"who answers at {self._node} has not the key of this host", "check the address"
             )
         address, _ = writer.get_extra_info("peername")[:2]
-        own, _ = writer.get_extra_info("sockname")[:2]
-        return await self._train(answer.task, address, interface_of(own), reader)
+        local_address, _ = writer.get_extra_info("sockname")[:2]
+        return await self._train(answer.task, address, interface_of(local_address), reader)
 
     async def _train(
         self, task: HostWork, address: str, interface: str, reader: asyncio.StreamReader
@@ -117,7 +117,7 @@ class Attendant:
         # It refuses missing devices.
         place(task.device, "auto", hardware(task.device), ranks=task.processes)
         directory = self._directory
-        meeting = Rendezvous(
+        rendezvous = Rendezvous(
             task.index, task.hosts, address, task.port, str(self._model_dir), str(directory)
         )
         threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(task.threads))
@@ -125,23 +125,23 @@ class Attendant:
             "trainer",
             RANK_MODULE,
             Welcome,
-            env={**threads, **rank_environment(), **meeting.environment(interface)},
+            env={**threads, **rank_environment(), **rendezvous.environment(interface)},
             launch=partial(launch_ranks, directory, task.processes),
         )
         await child.start()
         self._say(f"training as host {task.index} of 0 to {task.hosts - 1}")
         try:
             while child.alive:
-                ended = await _ended(reader, _LOOK_SECONDS)
-                if ended is not None:
-                    return ended
+                has_ended = await _ended(reader, _LOOK_SECONDS)
+                if has_ended is not None:
+                    return has_ended
             self._say("the processes of this host have ended")
             return bool(await _ended(reader, _LAST_SECONDS))
         finally:
             await child.stop(grace=0.0)
 
-    def _proof(self, role: str, nonces: tuple[bytes, bytes], said: object) -> bytes:
-        return proof(self._key, role, nonces, said)
+    def _proof(self, role: str, nonces: tuple[bytes, bytes], payload: object) -> bytes:
+        return proof(self._key, role, nonces, payload)
 
     def _say(self, text: str) -> None:
         if text != self._told:

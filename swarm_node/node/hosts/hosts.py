@@ -94,20 +94,20 @@ def release() -> str:
     return f"swarm-node {__version__}, torch {version('torch')}"
 
 
-def proof(key: bytes, role: str, nonces: tuple[bytes, bytes], said: object) -> bytes:
+def proof(key: bytes, role: str, nonces: tuple[bytes, bytes], payload: object) -> bytes:
     """HMAC-SHA256 of the words of `role`, after the nonces of the node and of the host."""
-    return hmac.digest(key, msgspec.msgpack.encode([role, *nonces, said]), "sha256")
+    return hmac.digest(key, msgspec.msgpack.encode([role, *nonces, payload]), "sha256")
 
 
-async def receive(reader: asyncio.StreamReader, wanted: type[_Message] | Any) -> _Message:
-    """The next message, of a `wanted` type.
+async def receive(reader: asyncio.StreamReader, message_type: type[_Message] | Any) -> _Message:
+    """The next message, of type `message_type`.
 
     Raises:
         OSError, asyncio.IncompleteReadError: the connection is broken.
         ValueError: something else came.
     """
     length, _ = read_head(await reader.readexactly(HEAD.size), _MOST_BYTES)
-    message: _Message = msgspec.msgpack.decode(await reader.readexactly(length), type=wanted)
+    message: _Message = msgspec.msgpack.decode(await reader.readexactly(length), type=message_type)
     return message
 
 
@@ -137,8 +137,8 @@ def interface_of(address: str) -> str:
     Raises:
         ConfigError: none has.
     """
-    for name, found in psutil.net_if_addrs().items():
-        if any(each.family == socket.AF_INET and each.address == address for each in found):
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.family == socket.AF_INET and entry.address == address for entry in addresses):
             return str(name)
     raise ConfigError(
         f"run.trainer_hosts: no network interface of this machine has the address {address}",
@@ -185,10 +185,10 @@ class Hosts:
         return int(self._at.rpartition(":")[2])
 
     async def gather(
-        self, patience: float, lost: Callable[[], Awaitable[object]]
+        self, patience: float, on_lost: Callable[[], Awaitable[object]]
     ) -> dict[str, str]:
         """Wait until all hosts are there, and tell them to begin. Hosts that were told before are
-        released. `lost` is called when one goes. Returns variables for the node's own processes.
+        released. `on_lost` is called when one goes. Returns variables for the node's own processes.
 
         Raises:
             ConfigError: the address cannot be listened on.
@@ -213,7 +213,7 @@ class Hosts:
             ) from None
         self._running = self._waiting[: self.count - 1]
         del self._waiting[: self.count - 1]
-        self._lost = lost
+        self._lost = on_lost
         port = unused_port(address)
         for index, host in enumerate(self._running, start=1):
             needs = self._needs
@@ -271,21 +271,21 @@ class Hosts:
     async def _admit(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> _Host | None:
-        mine = os.urandom(_NONCE_BYTES)
-        send(writer, Challenge(mine))
+        nonce = os.urandom(_NONCE_BYTES)
+        send(writer, Challenge(nonce))
         hello: Hello = await receive(reader, Hello)
-        nonces, said = (mine, hello.nonce), [hello.release, hello.model]
-        why = None
-        if not hmac.compare_digest(hello.proof, proof(self._key, "host", nonces, said)):
-            why = "its key is not that of the node: copy site.key from the node's home"
+        nonces, claims = (nonce, hello.nonce), [hello.release, hello.model]
+        reason = None
+        if not hmac.compare_digest(hello.proof, proof(self._key, "host", nonces, claims)):
+            reason = "its key is not that of the node: copy site.key from the node's home"
         elif hello.release != release():
-            why = f"it runs {hello.release} and the node {release()}: install the same"
+            reason = f"it runs {hello.release} and the node {release()}: install the same"
         elif hello.model != self._needs.model:
-            why = "its model has another digest than the node's: give the same --model"
-        if why is None:
+            reason = "its model has another digest than the node's: give the same --model"
+        if reason is None:
             return _Host(writer, nonces)
-        _log.warning("refused a trainer host", why=why)
-        send(writer, Refused(why))
+        _log.warning("refused a trainer host", why=reason)
+        send(writer, Refused(reason))
         return None
 
     async def _stay(self, reader: asyncio.StreamReader, host: _Host) -> None:

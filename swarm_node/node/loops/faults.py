@@ -86,8 +86,8 @@ def decide(error: Exception, failures: int) -> GoOn | None:
     for kind, part, meanwhile, remedy in PASSING:
         if isinstance(error, kind):
             pause = LOOP.after(failures)
-            then = f"{meanwhile}; this loop tries again in {pause:g} s"
-            return GoOn(part, pause, then, remedy)
+            outcome = f"{meanwhile}; this loop tries again in {pause:g} s"
+            return GoOn(part, pause, outcome, remedy)
     return None
 
 

@@ -55,12 +55,12 @@ class GuestRow:
 class GuestAnswers:
     """Answers to one request, which grow. `version` is the policy of the newest tokens."""
 
-    def __init__(self, request: SampleRequest, gone: Callable[[], bool], version: int) -> None:
+    def __init__(self, request: SampleRequest, is_gone: Callable[[], bool], version: int) -> None:
         self.request = request
         self.rows = [GuestRow() for _ in range(request.n)]
         self.version = version
         self.error: SwarmNodeError | None = None
-        self._gone = gone
+        self._gone = is_gone
         self._left = False
         self._changed = asyncio.Event()
 
@@ -116,19 +116,20 @@ class Guests:
     @property
     def rows(self) -> int:
         """Number of rows that wait or are sampled."""
-        return sum(each.request.n for each in self._waiting)
+        return sum(answers.request.n for answers in self._waiting)
 
     def refusal(self, request: SampleRequest) -> str:
         """The reason why the sampler cannot do what is asked; empty if it can."""
         sampler = self._sampler
         return sampler.refusal(request) if isinstance(sampler, SelectiveSampler) else ""
 
-    def ask(self, request: SampleRequest, gone: Callable[[], bool]) -> GuestAnswers | None:
-        """Queue a request; None if too many rows wait. It is dropped once `gone` returns True."""
+    def ask(self, request: SampleRequest, is_gone: Callable[[], bool]) -> GuestAnswers | None:
+        """Queue a request; None if too many rows wait. It is dropped once `is_gone` returns
+        True."""
         self._drop()
         if self.rows + request.n > MOST_ROWS:
             return None
-        answers = GuestAnswers(replace(request, guest=True), gone, self._sampler.version)
+        answers = GuestAnswers(replace(request, guest=True), is_gone, self._sampler.version)
         self._waiting.append(answers)
         self._asked.set()
         return answers
@@ -148,22 +149,22 @@ class Guests:
         if not turn:
             self._asked.clear()
             return
-        before, began = self._spent(), self._now()
+        start_seconds, started_at = self._spent(), self._now()
         try:
-            found = await self._sampler.sample(
+            completions = await self._sampler.sample(
                 [
-                    continued(each.request, place, each.rows[place].ids, SLICE)
-                    for each, place in turn
+                    continued(answers.request, place, answers.rows[place].ids, SLICE)
+                    for answers, place in turn
                 ]
             )
         except (SwarmNodeError, ValueError) as error:
-            own = error if isinstance(error, SwarmNodeError) else ModelError(str(error))
+            failure = error if isinstance(error, SwarmNodeError) else ModelError(str(error))
             for answers, _ in turn:
-                answers.fail(own)
+                answers.fail(failure)
             return
-        spent = self._spent() - before
-        self._rests_until = began + spent / self._share
-        for (answers, place), (completion,) in zip(turn, found, strict=True):
+        used_seconds = self._spent() - start_seconds
+        self._rests_until = started_at + used_seconds / self._share
+        for (answers, place), (completion,) in zip(turn, completions, strict=True):
             _grow(answers, place, completion)
 
     def _spent(self) -> float:
@@ -186,7 +187,7 @@ class Guests:
         return turn
 
     def _drop(self) -> None:
-        for answers in [each for each in self._waiting if each.over]:
+        for answers in [item for item in self._waiting if item.over]:
             self._waiting.remove(answers)
             answers.tell()
 
@@ -194,11 +195,11 @@ class Guests:
 def _grow(answers: GuestAnswers, place: int, completion: Completion) -> None:
     row, ids = answers.rows[place], completion.token_ids.tolist()
     if row.finish is None:
-        stopped = completion.finish is Finish.STOP
-        row.ids += ids[:-1] if stopped else ids
+        has_stopped = completion.finish is Finish.STOP
+        row.ids += ids[:-1] if has_stopped else ids
         if completion.ranking is not None:
-            row.ranked += _ranked_tokens(completion.ranking)[: len(ids) - stopped]
-        if stopped:
+            row.ranked += _ranked_tokens(completion.ranking)[: len(ids) - has_stopped]
+        if has_stopped:
             row.finish = Finish.STOP
         elif len(row.ids) >= answers.request.max_new_tokens:
             row.finish = Finish.LENGTH

@@ -89,11 +89,11 @@ class ProgramPolicy:
         raw = self._home.load(_FILE)
         if raw is not None:
             try:
-                kept = msgspec.msgpack.decode(raw, type=PolicyState)
+                state = msgspec.msgpack.decode(raw, type=PolicyState)
             except (msgspec.DecodeError, RecursionError) as error:
                 path = self._home.path / _FILE
                 raise CheckpointError(f"{path} is damaged", "delete it, it has counts") from error
-            self.version, self.extra = kept.version, kept.extra
+            self.version, self.extra = state.version, state.extra
         return self._home.path, self.version
 
     async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
@@ -133,13 +133,13 @@ class ProgramNode(Node):
         """
         if not (_whole(count) and 1 <= count <= _OPEN_TASKS):
             raise ConfigError(f"tasks gives 1 to {_OPEN_TASKS} at a time, not {count!r}")
-        found: list[MemberTask] = []
+        new_tasks: list[MemberTask] = []
         for _ in range(_TASK_TRIES):
-            for ref, question, prompt_ids in await self._work.tasks.next(count - len(found)):
+            for ref, question, prompt_ids in await self._work.tasks.next(count - len(new_tasks)):
                 self._given[ref.family, ref.seed] = question
-                found.append(MemberTask(ref.family, ref.seed, question, prompt_ids))
-            if len(found) == count:
-                return found
+                new_tasks.append(MemberTask(ref.family, ref.seed, question, prompt_ids))
+            if len(new_tasks) == count:
+                return new_tasks
         raise ConfigError(
             "nearly all prompts are too long for the model",
             "take shorter questions, choose environment.families, or lower sampling.max_new_tokens",
@@ -175,29 +175,29 @@ class ProgramNode(Node):
             StorageError: it could not be stored.
         """
         codec, version = self._parts.codec, _checked_version(version)
-        longest = self.settings.sampling.max_new_tokens
-        completions = completed(codec, answers, logprobs, version, longest)
-        ref, texts = self._ref(task), [each.text for each in completions]
+        max_tokens = self.settings.sampling.max_new_tokens
+        completions = completed(codec, answers, logprobs, version, max_tokens)
+        ref, texts = self._ref(task), [completion.text for completion in completions]
         async with self._publishing:
             await self._refuse_task(ref)
-            judged = await self._work.judging.own(ref, texts)
-            check_rewards(texts, rewards, judged.rewards, f"{ref.family}/{ref.seed}")
+            judgement = await self._work.judging.own(ref, texts)
+            check_rewards(texts, rewards, judgement.rewards, f"{ref.family}/{ref.seed}")
             policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
-            group = RolloutGroup(ref, policy, completions, judged.rewards)
+            group = RolloutGroup(ref, policy, completions, judgement.rewards)
             self._policy.reached(version)
             publisher = self._work.exchange.publisher
-            before, too_large = publisher.announced, publisher.oversize
-            await self._share([OwnGroup(group, judged.prompt)])
+            previous_count, too_large = publisher.announced, publisher.oversize
+            await self._share([OwnGroup(group, judgement.prompt)])
             if publisher.oversize > too_large:
                 raise AnswerError(
                     f"the answers to {ref.family}/{ref.seed} are larger than peers take: publish "
                     "fewer or shorter ones. Nothing was published"
                 )
-            announced = publisher.announced > before
-        self._tally.sampled(group, judged.prompt)
-        refused = check_tokens(codec, group)
-        why = "" if announced else refused.detail if refused else "all rewards are equal"
-        return PublishedGroup(tuple(texts), judged.rewards, announced, why)
+            is_announced = publisher.announced > previous_count
+        self._tally.sampled(group, judgement.prompt)
+        rejection = check_tokens(codec, group)
+        reason = "" if is_announced else rejection.detail if rejection else "all rewards are equal"
+        return PublishedGroup(tuple(texts), judgement.rewards, is_announced, reason)
 
     async def draw(self, count: int, version: int | None, wait: float) -> list[DrawnGroup]:
         """Take up to `count` groups of peers out of the replay buffer, and wait up to `wait`
@@ -207,10 +207,10 @@ class ProgramNode(Node):
         Raises:
             ConfigError: the buffer is not made for as many groups.
         """
-        buffer, most = self._buffer, self._buffer.settings.external
-        if not (_whole(count) and 1 <= count <= most):
+        buffer, limit = self._buffer, self._buffer.settings.external
+        if not (_whole(count) and 1 <= count <= limit):
             raise ConfigError(
-                f"draw takes 1 to {most} groups, not {count!r}: experience.external is the most"
+                f"draw takes 1 to {limit} groups, not {count!r}: experience.external is the most"
             )
         if version is not None:
             self._policy.reached(_checked_version(version))
@@ -221,17 +221,17 @@ class ProgramNode(Node):
         now = self._policy.version
         buffer.expire(now)
         buffer.aim(Mixture(min(buffer.held_own(), buffer.settings.own), count))
-        drawn = buffer.draw(now, self._rng)
-        if drawn is None:
+        batch = buffer.draw(now, self._rng)
+        if batch is None:
             return []
         storage, tally = self._parts.storage, self._tally
-        await storage.run(storage.record_use, [group.id for group in drawn.fresh])
-        groups = drawn.groups[drawn.own_count : drawn.own_count + drawn.external_count]
+        await storage.run(storage.record_use, [group.id for group in batch.fresh])
+        groups = batch.groups[batch.own_count : batch.own_count + batch.external_count]
         records = self._records(groups, now)
         tally.steps += 1
         tally.updated_at = self._parts.clock.now()
-        tally.groups.trained_local += drawn.own_count
-        tally.groups.trained_external += drawn.external_count
+        tally.groups.trained_local += batch.own_count
+        tally.groups.trained_external += batch.external_count
         tally.trained_by.update(group.author for group in groups)
         for group in groups:
             tally.taught.add(group)
@@ -245,10 +245,10 @@ class ProgramNode(Node):
         for group in groups:
             record = drawn_record(codec, group, now)
             author = self._shared.directory.get(group.author)
-            longest = max(len(each.token_ids) for each in record.answers)
-            if not codec.fits(record.prompt_ids, longest):
-                refused = Rejected("too_long", "it exceeds this model's positions")
-                self._work.exchange.asker.reject(refused, group.author)
+            answer_tokens = max(len(answer.token_ids) for answer in record.answers)
+            if not codec.fits(record.prompt_ids, answer_tokens):
+                rejection = Rejected("too_long", "it exceeds this model's positions")
+                self._work.exchange.asker.reject(rejection, group.author)
                 continue
             records.append(record)
             if author is not None:
@@ -287,9 +287,9 @@ def completed(
     answers: Sequence[Sequence[int]],
     logprobs: Sequence[Sequence[float]],
     version: int,
-    longest: int,
+    max_tokens: int,
 ) -> tuple[Completion, ...]:
-    """Make completions of token ids, each of at most `longest` tokens, and their log-probs.
+    """Make completions of token ids, each of at most `max_tokens` tokens, and their log-probs.
 
     Raises:
         AnswerError: they cannot be a group's; the message says which.
@@ -300,7 +300,7 @@ def completed(
     if _length(logprobs, "log-probs are a list of lists") != count:
         raise AnswerError(f"{count} answers and log-probs of {len(logprobs)}")
     return tuple(
-        _completion(codec, f"answer {number}", ids, values, version, longest)
+        _completion(codec, f"answer {number}", ids, values, version, max_tokens)
         for number, (ids, values) in enumerate(zip(answers, logprobs, strict=True))
     )
 
@@ -311,31 +311,31 @@ def _completion(
     ids: Sequence[int],
     values: Sequence[float],
     version: int,
-    longest: int,
+    max_tokens: int,
 ) -> Completion:
     count = _length(ids, f"{name} is no list of token ids")
-    if not 1 <= count <= longest:
+    if not 1 <= count <= max_tokens:
         raise AnswerError(
-            f"{name} has {count} tokens: an answer has 1 to {longest} with its end token "
+            f"{name} has {count} tokens: an answer has 1 to {max_tokens} with its end token "
             "(sampling.max_new_tokens)"
         )
-    if (stated := _length(values, f"{name} has no list of log-probs")) != count:
-        raise AnswerError(f"{name} has {count} tokens and {stated} log-probs")
+    if (logprob_count := _length(values, f"{name} has no list of log-probs")) != count:
+        raise AnswerError(f"{name} has {count} tokens and {logprob_count} log-probs")
     try:
-        tokens = [operator.index(each) for each in ids]
+        tokens = [operator.index(value) for value in ids]
         with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
-            logprobs = np.asarray([float(each) for each in values], np.float32)
+            logprobs = np.asarray([float(value) for value in values], np.float32)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise AnswerError(f"{name} is no list of ids with a log-prob each: {error}") from error
     if not bool((np.isfinite(logprobs) & (logprobs <= MAX_LOGPROB)).all()):
         raise AnswerError(f"{name} has a log-prob that is above 0 or not finite")
-    ended = tokens[-1] in codec.eos_ids
+    has_eos = tokens[-1] in codec.eos_ids
     try:
-        text = codec.decode(tokens[:-1] if ended else tokens)
+        text = codec.decode(tokens[:-1] if has_eos else tokens)
     except ValueError as error:
         raise AnswerError(f"{name} is not in the tokens of this model: {error}") from error
     span = VersionSpan(version, 0, len(tokens))
-    finish = Finish.STOP if ended else Finish.LENGTH
+    finish = Finish.STOP if has_eos else Finish.LENGTH
     return Completion(text, np.asarray(tokens, np.uint32), logprobs, (span,), finish)
 
 
@@ -343,54 +343,54 @@ def _whole(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool)
 
 
-def _length(given: Sequence[Any], words: str) -> int:
+def _length(sequence: Sequence[Any], words: str) -> int:
     """The length of a sequence that a program gives. An iterable without a length may never end, so
     it is refused. A text is refused too.
 
     Raises:
         AnswerError: it is no sequence.
     """
-    if isinstance(given, str | bytes):
+    if isinstance(sequence, str | bytes):
         raise AnswerError(f"{words}, and not one text")
     try:
-        return len(given)
+        return len(sequence)
     except TypeError as error:
         raise AnswerError(f"{words}: {error}") from error
 
 
 def _checked_version(version: int) -> int:
     try:
-        whole = operator.index(version)
+        number = operator.index(version)
     except TypeError:
-        whole = None
-    if whole is None or isinstance(version, bool):
+        number = None
+    if number is None or isinstance(version, bool):
         raise AnswerError(f"a version is a number of updates, not {version!r}")
-    if not 0 <= whole < _VERSION_LIMIT:
-        raise AnswerError(f"a version is 0 to {_VERSION_LIMIT - 1}, not {whole}")
-    return whole
+    if not 0 <= number < _VERSION_LIMIT:
+        raise AnswerError(f"a version is 0 to {_VERSION_LIMIT - 1}, not {number}")
+    return number
 
 
 def check_rewards(
-    texts: Sequence[str], stated: Sequence[float] | None, judged: Sequence[float], task: str
+    texts: Sequence[str], claims: Sequence[float] | None, rewards: Sequence[float], task: str
 ) -> None:
     """Compare the program's rewards with the judge's.
 
     Raises:
         AnswerError: they differ.
     """
-    if stated is None:
+    if claims is None:
         return
-    if (count := _length(stated, "rewards are a list of numbers")) != len(judged):
-        raise AnswerError(f"{len(judged)} answers and {count} rewards")
+    if (count := _length(claims, "rewards are a list of numbers")) != len(rewards):
+        raise AnswerError(f"{len(rewards)} answers and {count} rewards")
     try:
-        numbers = [float(each) for each in stated]
+        numbers = [float(value) for value in claims]
     except (TypeError, ValueError, OverflowError) as error:
         raise AnswerError(f"rewards are a list of numbers: {error}") from error
-    for number, (own, found) in enumerate(zip(numbers, judged, strict=True)):
-        if not math.isclose(own, found, rel_tol=0.0, abs_tol=_EQUAL_WITHIN):
+    for number, (claim, reward) in enumerate(zip(numbers, rewards, strict=True)):
+        if not math.isclose(claim, reward, rel_tol=0.0, abs_tol=_EQUAL_WITHIN):
             raise AnswerError(
                 f"answer {number} to {task}, {texts[number][:_SHOWN_CHARS]!r}, has reward "
-                f"{own:g} in this program and {found:g} by the swarm's judge, as all peers will "
+                f"{claim:g} in this program and {reward:g} by the swarm's judge, as all peers will "
                 "find: score with judge(). Nothing was published"
             )
 
@@ -400,14 +400,14 @@ def drawn_record(codec: Codec, group: VerifiedGroup, version: int) -> DrawnGroup
     this model's tokens."""
     kin = group.provenance is Provenance.KIN
     answers = []
-    for each, reward in zip(group.group.completions, group.rewards, strict=True):
-        finished = each.finish is Finish.STOP
+    for completion, reward in zip(group.group.completions, group.rewards, strict=True):
+        is_finished = completion.finish is Finish.STOP
         if kin:
-            ids = tuple(each.token_ids.tolist())
+            ids = tuple(completion.token_ids.tolist())
         else:
-            ids = (*codec.encode_answer(each.text), *([codec.eos_id] if finished else []))
-        logprobs = tuple(each.logprobs.tolist()) if kin else None
-        answers.append(DrawnAnswer(each.text, ids, reward, finished, logprobs))
+            ids = (*codec.encode_answer(completion.text), *([codec.eos_id] if is_finished else []))
+        logprobs = tuple(completion.logprobs.tolist()) if kin else None
+        answers.append(DrawnAnswer(completion.text, ids, reward, is_finished, logprobs))
     return DrawnGroup(
         family=group.group.task.family,
         seed=group.group.task.seed,

@@ -84,7 +84,7 @@ class Node:
         *,
         settings: Settings,
         parts: Parts,
-        shared: Shared,
+        shared_state: Shared,
         learner: Learner,
         reaching: ReachingTransport,
         open_work: OpenWork,
@@ -92,12 +92,12 @@ class Node:
         """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
         self.settings = settings
         self._parts = parts
-        self._shared = shared
-        self._tally = shared.tally
-        self._buffer = shared.buffer
-        self._slots = shared.slots
+        self._shared = shared_state
+        self._tally = shared_state.tally
+        self._buffer = shared_state.buffer
+        self._slots = shared_state.slots
         self._learner = learner
-        self._supervisor = Supervisor(shared.tally.faults, shared.tally.alarms, parts.clock)
+        self._supervisor = Supervisor(self._tally.faults, self._tally.alarms, parts.clock)
         self._reaching = reaching
         self._open_work = open_work
         self._state = "starting"
@@ -113,7 +113,7 @@ class Node:
         self._sampled = 0
         self._dials: DialCheck | None = None
         if parts.knock is not None:
-            self._dials = DialCheck(shared.local, settings.network.bootstrap, parts.knock)
+            self._dials = DialCheck(shared_state.local, settings.network.bootstrap, parts.knock)
         self.belonging: Belonging | None = None
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -154,15 +154,15 @@ class Node:
             self._running_since = self._parts.clock.now()
             on_running(self._parts.transport.addresses())
             await self._live()
-            began = self._parts.clock.now()
-            stored = await self._learner.checkpoint()
-            seconds = self._parts.clock.now() - began
-            return Ended(self._tally.steps, seconds, stored)
+            started_at = self._parts.clock.now()
+            is_stored = await self._learner.checkpoint()
+            seconds = self._parts.clock.now() - started_at
+            return Ended(self._tally.steps, seconds, is_stored)
         except BaseExceptionGroup as group:
-            own, _ = group.split(SwarmNodeError)
-            if own is None:
+            errors, _ = group.split(SwarmNodeError)
+            if errors is None:
                 raise
-            raise first_of(own) from group
+            raise first_of(errors) from group
         finally:
             await self.close()
 
@@ -237,7 +237,7 @@ class Node:
             limit=self.settings.run.max_steps,
             levels=[] if self._opened is None else self._opened.levels.rows(),
             state=self._state,
-            started=self._started,
+            started_at=self._started,
             running_since=self._running_since,
             info=self._info,
             own_families=self._own_families,
@@ -293,11 +293,11 @@ class Node:
 
     async def _restore_one(self, group: VerifiedGroup) -> None:
         storage = self._parts.storage
-        whole = await self._work.exchange.verifier.replayed(group)
-        if whole is None:
+        full_group = await self._work.exchange.verifier.replayed(group)
+        if full_group is None:
             await storage.run(storage.retire, [group.id])
         else:
-            self._buffer.admit(whole, self._parts.trainer.version)
+            self._buffer.admit(full_group, self._parts.trainer.version)
 
     def _further_steps(self) -> Mapping[str, Step]:
         """The steps of loops that not every node has. A node without a prober needs no relay, and
@@ -328,17 +328,17 @@ class Node:
         count = self._slots.sampling_batch(self._parts.trainer.version)
         await self._work.maker.make(count, self._share)
 
-    async def _share(self, made: Sequence[OwnGroup]) -> None:
+    async def _share(self, new_groups: Sequence[OwnGroup]) -> None:
         """Publish own groups and admit them to the replay buffer."""
         publisher, groups = self._work.exchange.publisher, self._tally.groups
-        announced, oversize = publisher.announced, publisher.oversize
-        published = await publisher.publish(made, self._parts.trainer.version)
-        for group in published:
+        previous_count, oversize = publisher.announced, publisher.oversize
+        local_groups = await publisher.publish(new_groups, self._parts.trainer.version)
+        for group in local_groups:
             self._admit(group)
-        self._sampled += len(published)
-        await self._work.levels.note(published)
-        groups.sampled += len(published)
-        groups.announced += publisher.announced - announced
+        self._sampled += len(local_groups)
+        await self._work.levels.note(local_groups)
+        groups.sampled += len(local_groups)
+        groups.announced += publisher.announced - previous_count
         if publisher.oversize > oversize:
             self._tally.faults["group_too_large"] += publisher.oversize - oversize
         await self._notify()
@@ -378,8 +378,8 @@ class Node:
                 task.add_done_callback(lambda _: free_lists.release())
         watch(self._shared, self._shared.local.peer_id, self._parts.clock.now())
         await self._notify()
-        if departed := self._buffer.collect_departed():
-            await storage.run(storage.retire, departed)
+        if departed_ids := self._buffer.collect_departed():
+            await storage.run(storage.retire, departed_ids)
         if self._polls % _POLLS_PER_PRUNE == 0:
             await storage.run(storage.prune, _KEEP_OWN_GROUPS)
         self._polls += 1
@@ -425,9 +425,9 @@ class Node:
         """Open all parts; return False if `stop` came first."""
         async with asyncio.TaskGroup() as group:
             opening = group.create_task(self._open(on_step))
-            stopping = group.create_task(self._stop.wait())
-            opening.add_done_callback(lambda _: stopping.cancel())
-            stopping.add_done_callback(lambda _: opening.cancel())
+            stop_task = group.create_task(self._stop.wait())
+            opening.add_done_callback(lambda _: stop_task.cancel())
+            stop_task.add_done_callback(lambda _: opening.cancel())
         return not opening.cancelled()
 
     async def _open(self, on_step: Callable[[str], None]) -> None:
@@ -482,13 +482,13 @@ class Node:
         return partial(self._slots.free_external, self._parts.trainer.version)
 
     def _admit(self, group: VerifiedGroup) -> None:
-        refused = self._buffer.admit(group, self._parts.trainer.version)
-        if isinstance(refused, Rejected):
-            self._work.exchange.asker.reject(refused, group.author)
+        result = self._buffer.admit(group, self._parts.trainer.version)
+        if isinstance(result, Rejected):
+            self._work.exchange.asker.reject(result, group.author)
 
-    async def _until(self, ready: Callable[[], bool]) -> None:
+    async def _until(self, is_ready: Callable[[], bool]) -> None:
         async with self._changed:
-            await self._changed.wait_for(ready)
+            await self._changed.wait_for(is_ready)
 
     async def _notify(self) -> None:
         async with self._changed:

@@ -150,7 +150,9 @@ class Tally:
         self, group: RolloutGroup, prompt: str, replies: Sequence[Sequence[str]] = ()
     ) -> None:
         """Count the answers of an own group, and keep some for the owner: see `Samples.own`."""
-        self.sums.sampled_tokens += sum(each.token_ids.size for each in group.completions)
+        self.sums.sampled_tokens += sum(
+            completion.token_ids.size for completion in group.completions
+        )
         self.groups.completions += len(group.completions)
         self.groups.truncated += group.cut
         self.samples.own(group, prompt, replies)
@@ -158,13 +160,13 @@ class Tally:
 
 @contextmanager
 def at_sampler(
-    parts: Parts, tally: Tally, longest: int, *, groups: int = 0, answers: int
+    parts: Parts, tally: Tally, max_tokens: int, *, groups: int = 0, answers: int
 ) -> Iterator[None]:
     """Note a call to the sampler, in whose body it is made: one for own `groups`, or else one of an
     evaluation. See `SamplerCall`."""
     now, underway = parts.clock.now, tally.underway
     kind, at = "sampling" if groups else "evaluating", progress_of(parts.sampler) or Progress()
-    call = underway.begin(kind, groups, answers, longest, now(), at)
+    call = underway.begin(kind, groups, answers, max_tokens, now(), at)
     try:
         yield
     finally:

@@ -46,27 +46,29 @@ class Supervisor:
         try:
             await step()
         except Exception as error:
-            decided = decide(error, self._failures[loop])
-            if decided is None:
+            decision = decide(error, self._failures[loop])
+            if decision is None:
                 raise
             self._failures[loop] += 1
-            self._note(loop, decided, error)
-            await asyncio.sleep(decided.pause)
+            self._note(loop, decision, error)
+            await asyncio.sleep(decision.pause)
         else:
             self._failures.pop(loop, None)
             self._alarms.pop(f"loop {loop}", None)
 
-    def _note(self, loop: str, decided: GoOn, error: Exception) -> None:
-        self._faults[decided.part] += 1
+    def _note(self, loop: str, decision: GoOn, error: Exception) -> None:
+        self._faults[decision.part] += 1
         if self._failures[loop] >= ALARMING:
-            why = words_of(error).replace(": ", "; ")  # ": " begins the remedy of an alarm
-            self._alarms[f"loop {loop}"] = f"{loop} fails again and again ({why}): {decided.remedy}"
-        count = self._told.due(loop, decided.part, self._clock.now())
+            reason = words_of(error).replace(": ", "; ")  # ": " begins the remedy of an alarm
+            self._alarms[f"loop {loop}"] = (
+                f"{loop} fails again and again ({reason}): {decision.remedy}"
+            )
+        count = self._told.due(loop, decision.part, self._clock.now())
         if count is not None:
             _log.warning(
                 "a loop of this node failed and goes on",
                 loop=loop,
                 error=words_of(error),
-                then=decided.then,
+                then=decision.then,
                 times=count,
             )

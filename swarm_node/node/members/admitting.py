@@ -38,7 +38,7 @@ def admissions(home: Home) -> Ledger[IssuedTicket]:
 def followed_names(home: Home) -> Followed[IssuedTicket, Mapping[str, str]]:
     """Return the names of this home's tickets now, by issuer key (hex), for its running node."""
     return Followed(
-        admissions(home), lambda tickets: {made.issuer_key: made.name for made in tickets}
+        admissions(home), lambda tickets: {ticket.issuer_key: ticket.name for ticket in tickets}
     )
 
 
@@ -129,14 +129,16 @@ def rename(home: Home, old: str, new: str) -> None:
         )
 
 
-def present(home: Home, network: Network, running: Sequence[str]) -> list[str]:
-    """Return the endpoints of the node of `home`. `running` are the addresses that it has while it
-    runs. Without them, the endpoints are those at which it would start. Port 0 is a port that the
-    node has yet to choose."""
-    found = [address.rpartition(_PEER)[0] or address for address in running or network.advertise]
-    if not running or network.advertise:  # it listens elsewhere too
-        found += listen_addresses(network.listen, home.kept_port)
-    return found
+def present(home: Home, network: Network, live_addresses: Sequence[str]) -> list[str]:
+    """Return the endpoints of the node of `home`. `live_addresses` are the addresses that it has
+    while it runs. Without them, the endpoints are those at which it would start. Port 0 is a port
+    that the node has yet to choose."""
+    endpoints = [
+        address.rpartition(_PEER)[0] or address for address in live_addresses or network.advertise
+    ]
+    if not live_addresses or network.advertise:  # it listens elsewhere too
+        endpoints += listen_addresses(network.listen, home.kept_port)
+    return endpoints
 
 
 def own_endpoints(
@@ -145,45 +147,45 @@ def own_endpoints(
     """Select this node's endpoints among a ticket's `addresses`. Return them, and True if the
     ticket names others too (see `IssuedTicket`). The node is `peer_id` and has the endpoints
     `present`. Before it has chosen a port, any port counts as its own."""
-    ports = {parsed[2] for parsed in map(split_endpoint, present) if parsed}
-    found: dict[str, None] = {}
-    others = False
+    ports = {parts[2] for parts in map(split_endpoint, present) if parts}
+    endpoints: dict[str, None] = {}
+    has_others = False
     for address in addresses:
-        endpoint, _, named = address.rpartition(_PEER)
-        parsed = split_endpoint(endpoint)
-        if named != peer_id or parsed is None or not {0, parsed[2]} & ports:
-            others = True
+        endpoint, _, owner_id = address.rpartition(_PEER)
+        parts = split_endpoint(endpoint)
+        if owner_id != peer_id or parts is None or not {0, parts[2]} & ports:
+            has_others = True
         else:
-            kept = endpoint if endpoint in present else f"/ip4/{_ANY_HOST}/tcp/{parsed[2]}"
-            found[kept] = None
-    return tuple(found)[:MAX_ENDPOINTS], others or len(found) > MAX_ENDPOINTS
+            local_endpoint = endpoint if endpoint in present else f"/ip4/{_ANY_HOST}/tcp/{parts[2]}"
+            endpoints[local_endpoint] = None
+    return tuple(endpoints)[:MAX_ENDPOINTS], has_others or len(endpoints) > MAX_ENDPOINTS
 
 
 def out_of_date(
     tickets: Sequence[IssuedTicket],
-    held: Mapping[str, Sequence[str]],
+    holder_ids: Mapping[str, Sequence[str]],
     present: Sequence[str],
     now: float,
 ) -> list[IssuedTicket]:
     """Return the given tickets that lead nobody to this node any more, unless by `others`: none of
     their endpoints is among those `present`. There, host 0.0.0.0 or :: stands for any host, and
-    port 0 for any port. A ticket is left out if, by `held`, as many peers hold it as it has uses:
-    it admits nobody anyway."""
-    there = [parsed for parsed in map(split_endpoint, present) if parsed]
-    ports = {port for _, _, port in there}
-    open_ports = {port for _, host, port in there if host in (_ANY_HOST, "::")}
+    port 0 for any port. A ticket is left out if, by `holder_ids`, as many peers hold it as it has
+    uses: it admits nobody anyway."""
+    places = [parts for parts in map(split_endpoint, present) if parts]
+    ports = {port for _, _, port in places}
+    open_ports = {port for _, host, port in places if host in (_ANY_HOST, "::")}
 
     def stands(endpoint: str) -> bool:
-        parsed = split_endpoint(endpoint)
-        if parsed is None or parsed in there or 0 in ports or parsed[2] in open_ports:
+        parts = split_endpoint(endpoint)
+        if parts is None or parts in places or 0 in ports or parts[2] in open_ports:
             return True
-        return parsed[1] == _ANY_HOST and parsed[2] in ports
+        return parts[1] == _ANY_HOST and parts[2] in ports
 
     return [
         ticket
         for ticket in tickets
         if ticket.given and ticket.expires > now and ticket.endpoints
-        if not 0 < ticket.uses <= len(held.get(ticket.issuer_key, ()))
+        if not 0 < ticket.uses <= len(holder_ids.get(ticket.issuer_key, ()))
         if not any(map(stands, ticket.endpoints))
     ]
 
@@ -209,46 +211,54 @@ def tried(home: Home) -> dict[str, list[str]]:
 
 
 def _by_issuer(claims: Claims, of: Callable[[Claims, bytes], list[bytes]]) -> dict[str, list[str]]:
-    found = {issuer.hex(): of(claims, issuer) for issuer, _, _ in claims.rows()}
-    return {issuer: [*map(peer_id_of, subjects)] for issuer, subjects in found.items() if subjects}
+    keys_by_issuer = {issuer.hex(): of(claims, issuer) for issuer, _, _ in claims.rows()}
+    return {
+        issuer: [*map(peer_id_of, subjects)]
+        for issuer, subjects in keys_by_issuer.items()
+        if subjects
+    }
 
 
-def note_issuer_file(home: Home, made: Made) -> None:
+def note_issuer_file(home: Home, issuer_file: Made) -> None:
     """Record the certificates of a new issuer file in the ledger, so that each can be revoked.
 
     Raises:
         HomeError: the ledger cannot be written.
     """
-    bodies = [*made.tickets] if made.delegate is None else [made.delegate, *made.tickets]
-    _note(home, [_admission(body.name, body, body.not_before, given=False) for body in bodies])
+    bodies = (
+        [*issuer_file.tickets]
+        if issuer_file.delegate is None
+        else [issuer_file.delegate, *issuer_file.tickets]
+    )
+    _note(home, [_admission(body.name, body, body.not_before, is_given=False) for body in bodies])
 
 
 def _note(home: Home, entries: Sequence[IssuedTicket]) -> None:
     ledger, keys = admissions(home), {entry.issuer_key for entry in entries}
     with home.editing():
-        kept = [entry for entry in ledger.entries() if entry.issuer_key not in keys]
-        ledger.write([*kept, *entries])
+        other_entries = [entry for entry in ledger.entries() if entry.issuer_key not in keys]
+        ledger.write([*other_entries, *entries])
 
 
 def _admission(
     name: str,
     issuer: IssuerBody,
-    made: float,
-    given: bool = True,
+    created_at: float,
+    is_given: bool = True,
     endpoints: tuple[str, ...] = (),
-    others: bool = False,
+    has_others: bool = False,
 ) -> IssuedTicket:
     return IssuedTicket(
         name,
         issuer.issuer_key.hex(),
-        int(made),
+        int(created_at),
         issuer.not_after,
         issuer.uses,
         issuer.member_seconds,
-        given,
+        is_given,
         issuer.delegate,
         endpoints,
-        others,
+        has_others,
     )
 
 
@@ -264,7 +274,7 @@ def _check_name(name: str) -> None:
 
 def _written(home: Home, name: str, text: str, now: float, present: Sequence[str]) -> Invitation:
     ticket = parse_ticket(text, now)
-    own, others = own_endpoints(ticket.addresses, home.identity().peer_id, present)
-    admission = _admission(name, ticket.issuer, now, endpoints=own, others=others)
+    endpoints, has_others = own_endpoints(ticket.addresses, home.identity().peer_id, present)
+    admission = _admission(name, ticket.issuer, now, endpoints=endpoints, has_others=has_others)
     _note(home, [admission])
     return Invitation(text, admission)

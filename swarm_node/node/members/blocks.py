@@ -13,23 +13,23 @@ def block_ledger(home: Home) -> Ledger[Block]:
     return Ledger(home, "blocks.json", Block)
 
 
-def add(home: Home, name: str, meant: Meant, now: float) -> None:
+def add(home: Home, name: str, targets: Meant, now: float) -> None:
     """Block the peers and issuers that a person called `name`.
 
     Raises:
         HomeError: it is this node itself, or the file cannot be written.
     """
-    if home.identity().peer_id in meant.peer_ids:
+    if home.identity().peer_id in targets.peer_ids:
         raise HomeError("this is the node of this home: a node does not block itself")
-    blocks = [Block(name, int(now), peer_id=peer) for peer in meant.peer_ids]
-    blocks += [Block(name, int(now), issuer_key=key) for key in meant.issuer_keys]
+    blocks = [Block(name, int(now), peer_id=peer) for peer in targets.peer_ids]
+    blocks += [Block(name, int(now), issuer_key=key) for key in targets.issuer_keys]
     keys = {(block.peer_id, block.issuer_key) for block in blocks}
     ledger = block_ledger(home)
     with home.editing():
-        kept = [
+        other_blocks = [
             block for block in ledger.entries() if (block.peer_id, block.issuer_key) not in keys
         ]
-        ledger.write(kept + blocks)
+        ledger.write(other_blocks + blocks)
 
 
 def remove(home: Home, name: str) -> None:
@@ -41,16 +41,18 @@ def remove(home: Home, name: str) -> None:
     ledger = block_ledger(home)
 
     def is_meant(block: Block) -> bool:
-        named = block.peer_id is not None and len(name) >= SHORTEST and block.peer_id.endswith(name)
-        return named or block.name == name
+        is_id_match = (
+            block.peer_id is not None and len(name) >= SHORTEST and block.peer_id.endswith(name)
+        )
+        return is_id_match or block.name == name
 
     with home.editing():
         entries = ledger.entries()
-        kept = [block for block in entries if not is_meant(block)]
-        if len(kept) == len(entries):
-            blocked = ", ".join(sorted({block.name for block in entries})) or "nobody"
-            raise HomeError(f"nobody called {name!r} is blocked here; blocked: {blocked}")
-        ledger.write(kept)
+        other_blocks = [block for block in entries if not is_meant(block)]
+        if len(other_blocks) == len(entries):
+            names = ", ".join(sorted({block.name for block in entries})) or "nobody"
+            raise HomeError(f"nobody called {name!r} is blocked here; blocked: {names}")
+        ledger.write(other_blocks)
 
 
 class Blocks:

@@ -30,10 +30,12 @@ def revoked(home: Home) -> Statement[Revocations] | None:
     raw = home.load("revoked")
     if raw is None:
         return None
-    held = verify_revocations(raw, home.swarm())
-    if isinstance(held, Rejected):
-        raise HomeError(f"{home.path / 'revoked'} is damaged ({held.reason})", "restore a backup")
-    return held
+    revocations = verify_revocations(raw, home.swarm())
+    if isinstance(revocations, Rejected):
+        raise HomeError(
+            f"{home.path / 'revoked'} is damaged ({revocations.reason})", "restore a backup"
+        )
+    return revocations
 
 
 def revoke(
@@ -41,28 +43,30 @@ def revoke(
     keys: Collection[bytes],
     now: float,
     *,
-    outrank: bool = False,
-    anew: bool = False,
+    as_root: bool = False,
+    from_scratch: bool = False,
 ) -> int:
     """Revoke the members with these public keys (32 bytes each), and all members of the issuers
-    with them. Returns the number of the new list. `outrank` needs the root's key, and is for a
-    stolen delegate's key: from then on no delegate can make a list. With `anew` the list names
-    nobody else, because the thief may have revoked any members, and filled the list.
+    with them. Returns the number of the new list. `as_root` needs the root's key, and is for a
+    stolen delegate's key: from then on no delegate can make a list. With `from_scratch` the list
+    names nobody else, because the thief may have revoked any members, and filled the list.
 
     Raises:
         HomeError: no key that may sign lies here, or the list is full.
     """
     signer = _signer(home)
-    if outrank and signer.certificate:
+    if as_root and signer.certificate:
         raise HomeError("only root.key outranks a delegate", "run this where it lies")
     with home.editing():
         try:
-            held, swarm = revoked(home), home.swarm()
-            made = next_list(signer, swarm, held, keys, now, outrank=outrank, anew=anew)
+            revocations, swarm = revoked(home), home.swarm()
+            new_list = next_list(
+                signer, swarm, revocations, keys, now, root_only=as_root, anew=from_scratch
+            )
         except ValueError as error:
             raise HomeError(f"no revocation list can be made: {error}") from error
-        home.save("revoked", made.raw)
-    return made.body.number
+        home.save("revoked", new_list.raw)
+    return new_list.body.number
 
 
 def rotate_secret(home: Home, now: float) -> int:
@@ -76,14 +80,18 @@ def rotate_secret(home: Home, now: float) -> int:
     """
     signer = _signer(home)
     with home.editing():
-        held = revoked(home)
-        outrank = not signer.certificate and held is not None and held.body.number >= ROOT_ONLY
+        revocations = revoked(home)
+        as_root = (
+            not signer.certificate
+            and revocations is not None
+            and revocations.body.number >= ROOT_ONLY
+        )
         try:
-            made = next_secret(signer, home.swarm(), os.urandom(32), now, outrank=outrank)
+            secret = next_secret(signer, home.swarm(), os.urandom(32), now, root_only=as_root)
         except ValueError as error:
             raise HomeError(f"no new secret can be stated: {error}") from error
-        home.save("secret", made.raw)
-    return made.body.number
+        home.save("secret", secret.raw)
+    return secret.body.number
 
 
 def _signer(home: Home) -> Signer:

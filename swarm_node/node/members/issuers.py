@@ -91,55 +91,60 @@ def make(
         )
     except ValueError as error:
         raise TicketError(f"{name!r} cannot name an issuer file: {error}") from error
-    made = IssuerFile(
+    issuer_file = IssuerFile(
         1, tickets, *((key.seed().hex(), certificate.hex()) if delegate else ("", ""))
     )
     return Made(
-        msgspec.json.format(msgspec.json.encode(made)) + b"\n",
-        _delegate(made, swarm)[1] if delegate else None,
+        msgspec.json.format(msgspec.json.encode(issuer_file)) + b"\n",
+        _delegate(issuer_file, swarm)[1] if delegate else None,
         [ticket.issuer for ticket in valid_tickets(tickets, now)],
     )
 
 
-def use(home: Home, source: Path, now: float, known: Sequence[str]) -> Taken:
+def use(home: Home, source: Path, now: float, known_keys: Sequence[str]) -> Taken:
     """Take the tickets and the delegate of an issuer file into `home`. A home without a swarm joins
-    with the first ticket. Tickets of `known` issuer keys (hex) are left out, because they were
-    given to somebody.
+    with the first ticket. Tickets of the issuer keys `known_keys` (hex) are left out, because they
+    were given to somebody.
 
     Raises:
         HomeError: the file or the home cannot be used.
         TicketError: the file has expired or contradicts itself.
     """
-    made = read_issuer_file(source)
-    if not made.delegate_seed:
+    issuer_file = read_issuer_file(source)
+    if not issuer_file.delegate_seed:
         raise TicketError(f"{source} has tickets only", "give it to `swarm-coordinator serve`")
-    tickets = valid_tickets(made.tickets, now)
+    tickets = valid_tickets(issuer_file.tickets, now)
     if not tickets:
         raise TicketError(f"all tickets of {source} have expired", "make a new one offline")
-    joined = None
+    first_ticket = None
     if not home.has_swarm:
-        joined = tickets[0]
-        home.join_swarm(joined, now)
+        first_ticket = tickets[0]
+        home.join_swarm(first_ticket, now)
     swarm = home.swarm()
     if any(ticket.info.swarm_id != swarm.swarm_id for ticket in tickets):
         raise HomeError(
             f"{home.path} belongs to swarm {swarm.name!r}, {source} to another",
             "use another --home",
         )
-    delegate = _delegate(made, swarm)
-    own = home.membership().opened()
-    gone = {*known, *(() if isinstance(own, Rejected) else (own[0].issuer_key.hex(),))}
+    delegate = _delegate(issuer_file, swarm)
+    chain = home.membership().opened()
+    spent_keys = {
+        *known_keys,
+        *(() if isinstance(chain, Rejected) else (chain[0].issuer_key.hex(),)),
+    }
     with home.editing():
-        texts = [*_stock(home), *made.tickets]
-        found = {
+        texts = [*_stock(home), *issuer_file.tickets]
+        texts_by_key = {
             ticket.issuer.issuer_key.hex(): text
             for text in texts
             for ticket in valid_tickets([text], now)
         }
-        kept = [text for key, text in found.items() if key not in gone]
-        home.save(STOCK, msgspec.json.encode(kept[-MAX_TICKETS:]))
-    home.keep_delegate(Signer(Identity.from_seed(bytes.fromhex(made.delegate_seed)), delegate[0]))
-    return Taken(len(kept), delegate[1], joined)
+        kept_texts = [text for key, text in texts_by_key.items() if key not in spent_keys]
+        home.save(STOCK, msgspec.json.encode(kept_texts[-MAX_TICKETS:]))
+    home.keep_delegate(
+        Signer(Identity.from_seed(bytes.fromhex(issuer_file.delegate_seed)), delegate[0])
+    )
+    return Taken(len(kept_texts), delegate[1], first_ticket)
 
 
 def take(home: Home, now: float) -> Ticket | None:
@@ -169,10 +174,10 @@ def _stock(home: Home) -> list[str]:
         ) from error
 
 
-def _delegate(made: IssuerFile, swarm: SwarmInfo) -> tuple[bytes, IssuerBody]:
-    certificate = bytes.fromhex(made.delegate_certificate)
+def _delegate(issuer_file: IssuerFile, swarm: SwarmInfo) -> tuple[bytes, IssuerBody]:
+    certificate = bytes.fromhex(issuer_file.delegate_certificate)
     body = verify_issuer(certificate, swarm)
-    key = Identity.from_seed(bytes.fromhex(made.delegate_seed)).public_key
+    key = Identity.from_seed(bytes.fromhex(issuer_file.delegate_seed)).public_key
     if isinstance(body, Rejected) or not body.delegate or body.issuer_key != key:
         raise TicketError("the root key did not sign the delegate of this file", "make it again")
     return certificate, body

@@ -119,8 +119,8 @@ class Followed(Generic[Entry, Made]):
     def now(self) -> Made:
         """Return the result for the entries that are in the file now."""
         try:
-            found = self._ledger.path.stat()
-            state = (found.st_mtime_ns, found.st_ino)
+            stat = self._ledger.path.stat()
+            state = (stat.st_mtime_ns, stat.st_ino)
         except OSError:
             state = None
         if state == self._read:

@@ -40,33 +40,33 @@ def whom(text: str, admissions: Sequence[IssuedTicket], peers: Sequence[PeerRow]
     }
     if issuers:
         return Meant(issuer_keys=tuple(issuers))
-    found = []
+    peer_ids = []
     if len(text) >= SHORTEST:
-        found = [row.peer_id for row in peers if row.peer_id.endswith(text)]
-    if len(found) == 1:
-        return Meant((found[0],))
-    if found:
-        ids = ", ".join(found[:8])
+        peer_ids = [row.peer_id for row in peers if row.peer_id.endswith(text)]
+    if len(peer_ids) == 1:
+        return Meant((peer_ids[0],))
+    if peer_ids:
+        ids = ", ".join(peer_ids[:8])
         raise HomeError(
-            f"{len(found)} peers have ids that end with {text!r}", f"give a whole one ({ids})"
+            f"{len(peer_ids)} peers have ids that end with {text!r}", f"give a whole one ({ids})"
         )
     raise HomeError(
         f"nobody here is called {text!r}: `swarm-node members` lists names and peer ids"
     )
 
 
-def keys_of(meant: Meant, own: Membership) -> list[bytes]:
+def keys_of(targets: Meant, membership: Membership) -> list[bytes]:
     """Return the public keys to revoke.
 
     Raises:
         HomeError: this node itself would be expelled.
     """
-    keys = [public_key_of(peer) for peer in meant.peer_ids]
-    keys += [bytes.fromhex(key) for key in meant.issuer_keys]
-    opened = own.opened()
-    if isinstance(opened, Rejected):
-        raise HomeError(f"the membership of this home is damaged ({opened.reason})", "restore it")
-    issuer, member = opened
+    keys = [public_key_of(peer) for peer in targets.peer_ids]
+    keys += [bytes.fromhex(key) for key in targets.issuer_keys]
+    chain = membership.opened()
+    if isinstance(chain, Rejected):
+        raise HomeError(f"the membership of this home is damaged ({chain.reason})", "restore it")
+    issuer, member = chain
     if {member.subject, member.admitted_by, issuer.issuer_key} & set(keys):
         raise HomeError("this would revoke the node of this home itself")
     return keys

@@ -67,23 +67,25 @@ def for_model(settings: Settings, shape: ModelConfig) -> Settings:
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return settings
     environment = settings.environment
-    named = {"preset", "families", "datasets"} & set(environment.options)
-    if environment.name in PRESETS and not named:
+    task_options = {"preset", "families", "datasets"} & set(environment.options)
+    if environment.name in PRESETS and not task_options:
         options = {**environment.options, "preset": PRESETS[environment.name]}
         environment = environment.model_copy(update={"options": options})
     # Whoever names an instruction may have asked for reasoning.
-    short = (environment.name, environment.options.get("preset")) in _NUMBERS
-    own = {"families", "instruction"} & set(environment.options)
-    longest = LONGEST_NUMBER if short and not own else LONGEST_ANSWER
-    chosen = {"max_new_tokens": longest, "group_size": 8, "temperature": _TEMPERATURE}
-    sampling = _unless_set(settings.sampling, chosen)
+    is_short = (environment.name, environment.options.get("preset")) in _NUMBERS
+    prompt_options = {"families", "instruction"} & set(environment.options)
+    max_tokens = LONGEST_NUMBER if is_short and not prompt_options else LONGEST_ANSWER
+    defaults = {"max_new_tokens": max_tokens, "group_size": 8, "temperature": _TEMPERATURE}
+    sampling = _unless_set(settings.sampling, defaults)
     return settings.model_copy(update={"sampling": sampling, "environment": environment})
 
 
 def _unless_set(table: Table, values: Mapping[str, Any]) -> Table:
     """Return `table` with those of `values` that the user did not set."""
-    others = {key: value for key, value in values.items() if key not in table.model_fields_set}
-    return table.model_copy(update=others)
+    unset_values = {
+        key: value for key, value in values.items() if key not in table.model_fields_set
+    }
+    return table.model_copy(update=unset_values)
 
 
 def demand_of(settings: Settings, shape: ModelConfig, lengths: Lengths = ONE_ANSWER) -> Demand:
@@ -119,29 +121,29 @@ def for_training(
     and a plan of a GPU with `rows` rows; 0 on a CPU."""
     if not demand.pretrained:
         return settings
-    small = demand.shape.weight_count < _SMALL_WEIGHTS
-    adapters, whole = _ADAPTER_RATE, _WHOLE_RATE
-    if small:
-        adapters, whole = _SMALL_ADAPTER_RATE, _SMALL_WHOLE_RATE
-    rate = adapters if training.lora_rank else whole
-    own = demand.own_groups(on_gpu=bool(rows))
-    changed = {
-        "experience": settings.experience.model_copy(update={"local": own}),
+    is_small = demand.shape.weight_count < _SMALL_WEIGHTS
+    lora_rate, full_rate = _ADAPTER_RATE, _WHOLE_RATE
+    if is_small:
+        lora_rate, full_rate = _SMALL_ADAPTER_RATE, _SMALL_WHOLE_RATE
+    rate = lora_rate if training.lora_rank else full_rate
+    local_groups = demand.own_groups(on_gpu=bool(rows))
+    updates = {
+        "experience": settings.experience.model_copy(update={"local": local_groups}),
         "training": _unless_set(settings.training, {"learning_rate": rate}),
         "sampling": settings.sampling.model_copy(
             update={"max_concurrent_groups": demand.tasks(rows)}
         ),
     }
-    return settings.model_copy(update=changed)
+    return settings.model_copy(update=updates)
 
 
 def torch_threads(settings: Settings, shape: ModelConfig) -> int:
     """Return the threads of the sampler, and of the trainer: those that the user set, or half of
     the cores that this process may use, because both compute at the same time. The products of a
     model that is not pretrained are too small to be shared by threads."""
-    asked = settings.run.threads
-    if asked != "auto":
-        return asked
+    threads = settings.run.threads
+    if threads != "auto":
+        return threads
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return 1
     # Not every system can say to which cores a process is bound.

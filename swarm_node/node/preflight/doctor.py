@@ -81,9 +81,9 @@ def examine_machine(facts: Facts, settings: Settings) -> Examined:
             text, remedy = error.parted()
             findings.append(Finding("device", "error", text, remedy))
     else:
-        wanted = settings.sampling.engine
-        where, choose = machine.where.device, partial(choose_engine, wanted)
-        sampler = [*_sampler(facts, wanted, where, partial(choose, where, machine.vllm))]
+        engine = settings.sampling.engine
+        device, choose = machine.where.device, partial(choose_engine, engine)
+        sampler = [*_sampler(facts, engine, device, partial(choose, device, machine.vllm))]
         findings += [*sampler, _memory(facts, machine)]
         if sampler[0].level != "error":
             text = f"{settings.model}: its size is known after the download of its config.json"
@@ -94,15 +94,17 @@ def examine_machine(facts: Facts, settings: Settings) -> Examined:
 
 
 def examine_fit(
-    before: Examined, facts: Facts, settings: Settings, shape: ModelConfig, found: Fit
+    examination: Examined, facts: Facts, settings: Settings, shape: ModelConfig, model_fit: Fit
 ) -> list[Finding]:
-    """Return the findings `before` the model was known, completed by those on a model of this
-    `shape`, which runs as `found` says."""
-    gpu = None if before.machine is None else before.machine.gpu
-    sampler = _sampler(facts, settings.sampling.engine, found.where.device, lambda: found.engine)
-    numbers = [Finding("numbers", "ok", found.numbers)] if found.numbers else []
-    model = _model(facts, settings.model, shape, found, gpu)
-    return _completed(before.findings, [*numbers, *sampler, *model])
+    """Return the findings of `examination`, made before the model was known, completed by those on
+    a model of this `shape`, which runs as `model_fit` says."""
+    gpu = None if examination.machine is None else examination.machine.gpu
+    sampler = _sampler(
+        facts, settings.sampling.engine, model_fit.where.device, lambda: model_fit.engine
+    )
+    numbers = [Finding("numbers", "ok", model_fit.numbers)] if model_fit.numbers else []
+    model = _model(facts, settings.model, shape, model_fit, gpu)
+    return _completed(examination.findings, [*numbers, *sampler, *model])
 
 
 def examine(
@@ -113,8 +115,8 @@ def examine(
 ) -> list[Finding]:
     """Judge all facts of a start with `settings` on tasks of these `lengths`, and a model of this
     shape, None if unknown."""
-    before = examine_machine(facts, settings)
-    findings, machine = before
+    examination = examine_machine(facts, settings)
+    findings, machine = examination
     if shape is None or machine is None or not _has_engine(findings):
         return findings
     demand = demand_of(settings, shape, lengths)
@@ -124,24 +126,26 @@ def examine(
         sampler += _sampler(facts, settings.sampling.engine, machine.where.device, choose)
         if facts.running or not _has_engine(sampler):  # a plan depends on the engine
             return _completed(findings, sampler)
-        found = fit(demand, machine)
+        model_fit = fit(demand, machine)
     except (ConfigError, ModelError) as error:
         text, remedy = error.parted()
         if isinstance(error, ConfigError):  # settings that cannot be had here, whatever is free
             return _completed(findings, [*sampler, Finding("model", "error", text, remedy)])
         ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""
         return _completed(findings, [*sampler, Finding("model", "error", text, remedy + ends)])
-    return examine_fit(before, facts, settings, shape, found)
+    return examine_fit(examination, facts, settings, shape, model_fit)
 
 
 def _has_engine(findings: list[Finding]) -> bool:
     return all(item.level != "error" for item in findings if item.subject == "sampler")
 
 
-def _completed(before: list[Finding], of_model: list[Finding]) -> list[Finding]:
+def _completed(findings: list[Finding], of_model: list[Finding]) -> list[Finding]:
     """Put the findings `of_model` in place of those that were made without it."""
-    kept = [finding for finding in before if finding.subject not in _OF_MODEL]
-    return sorted([*kept, *of_model], key=lambda finding: _SUBJECTS.index(finding.subject))
+    other_findings = [finding for finding in findings if finding.subject not in _OF_MODEL]
+    return sorted(
+        [*other_findings, *of_model], key=lambda finding: _SUBJECTS.index(finding.subject)
+    )
 
 
 def refuse(findings: list[Finding]) -> None:
@@ -185,24 +189,24 @@ def this_machine(settings: Settings) -> Machine:
     Raises:
         ConfigError: see `computed_on`.
     """
-    card, _, seen = find_gpu(settings.run.device, settings.run.trainer_processes)
+    card, _, probe_result = find_gpu(settings.run.device, settings.run.trainer_processes)
     memory, vllm, four_bit = available_memory(), installed_vllm(), has_bitsandbytes()
-    return _machine(settings, card, seen, memory, vllm, four_bit, torch_version())
+    return _machine(settings, card, probe_result, memory, vllm, four_bit, torch_version())
 
 
 def _machine(
     settings: Settings,
     card: Card | None,
-    seen: Seen,
+    probe_result: Seen,
     memory: int,
     vllm: VllmBuild | None,
     bitsandbytes: bool,
     torch: str,
 ) -> Machine:
-    free = (card and card.memory) or seen.memory
-    where, gpu = computed_on(settings, seen.hardware, lambda *_: free)
-    repeats = repeats_heads(torch, seen.capability)
-    return Machine(where, memory, gpu, vllm, not seen.unshared, bitsandbytes, repeats)
+    free = (card and card.memory) or probe_result.memory
+    placement, gpu = computed_on(settings, probe_result.hardware, lambda *_: free)
+    repeats = repeats_heads(torch, probe_result.capability)
+    return Machine(placement, memory, gpu, vllm, not probe_result.unshared, bitsandbytes, repeats)
 
 
 def _python(facts: Facts) -> Finding:
@@ -237,9 +241,9 @@ def _gpu(facts: Facts, device: str) -> Finding:
         if device == "auto":
             return Finding("gpu", "ok", f"{text}: the node computes on the CPU")
         return Finding("gpu", "error", f"{text}, and run.device is {device}", f"take {_ON_CPU}")
-    why, remedy = _unseen(facts)
+    reason, remedy = _unseen(facts)
     level: Level = "warning" if device == "auto" else "error"
-    text = why + ", so the node computes on the CPU" * (level == "warning")
+    text = reason + ", so the node computes on the CPU" * (level == "warning")
     return Finding("gpu", level, text, f"{remedy}, or take {_ON_CPU}")
 
 
@@ -247,30 +251,30 @@ def _unseen(facts: Facts) -> tuple[str, str]:
     """Explain why torch sees none of the machine's GPUs, with a remedy."""
     card, torch = facts.card, facts.torch
     if facts.seen.capability is not None:
-        found = "the GPU" if card is None else str(card)
-        return f"torch does not compute on {found}: {facts.seen.fault}", "use a newer GPU"
+        gpu = "the GPU" if card is None else str(card)
+        return f"torch does not compute on {gpu}: {facts.seen.fault}", "use a newer GPU"
     if card is None:
-        why = f"NVIDIA's driver does not answer ({facts.smi_fault})"
-        return why, "install the driver, restart the machine, or give a container its GPU"
+        reason = f"NVIDIA's driver does not answer ({facts.smi_fault})"
+        return reason, "install the driver, restart the machine, or give a container its GPU"
     if torch is None or torch.cuda is None:
-        built = "no torch" if torch is None else f"torch {torch.version}, built for the CPU,"
-        wanted = "" if torch is None else f"=={torch.version.partition('+')[0]}"
-        remedy = f"run `pip uninstall --yes torch`, then `pip install torch{wanted}`"
-        return f"{card}, and {built} is installed", remedy
+        build = "no torch" if torch is None else f"torch {torch.version}, built for the CPU,"
+        version_pin = "" if torch is None else f"=={torch.version.partition('+')[0]}"
+        remedy = f"run `pip uninstall --yes torch`, then `pip install torch{version_pin}`"
+        return f"{card}, and {build} is installed", remedy
     major = int(torch.cuda.partition(".")[0])
     if card.cuda is not None and card.cuda[0] < major:
-        built = f"torch {torch.version}, built for CUDA {torch.cuda}"
-        why = f"{card}, too old a driver for {built}"
-        newest = f" to {_DRIVERS[major]} or newer" if major in _DRIVERS else ""
-        return why, f"update NVIDIA's driver{newest}"
+        build = f"torch {torch.version}, built for CUDA {torch.cuda}"
+        reason = f"{card}, too old a driver for {build}"
+        driver = f" to {_DRIVERS[major]} or newer" if major in _DRIVERS else ""
+        return reason, f"update NVIDIA's driver{driver}"
     remedy = "check CUDA_VISIBLE_DEVICES, restart the machine if the driver was updated"
     return f"{card}, which torch cannot use ({facts.seen.fault or 'no reason given'})", remedy
 
 
 def _sampler(
-    facts: Facts, wanted: str, device: str, choose: Callable[[], EngineChoice]
+    facts: Facts, engine: str, device: str, choose: Callable[[], EngineChoice]
 ) -> Iterator[Finding]:
-    """Judge the engine that `choose` returns, or its refusal. `wanted` is the setting."""
+    """Judge the engine that `choose` returns, or its refusal. `engine` is the setting."""
     on_gpu, build = device != "cpu", facts.vllm
     try:
         choice = choose()
@@ -280,7 +284,7 @@ def _sampler(
         return
     if not choice.vllm:
         unfit = on_gpu and build is not None and build.on_cpu
-        passed_over = unfit and wanted == "auto"
+        passed_over = unfit and engine == "auto"
         text = f"the built-in sampler: {choice.why}"
         level: Level = "warning" if passed_over else "ok"
         yield Finding("sampler", level, text, f"run {INSTALL_CUDA}" if passed_over else "")
@@ -302,10 +306,10 @@ def _sampler(
 
 
 def _compiler(facts: Facts) -> Finding:
-    lacks = ["a C compiler"] * (facts.compiler is None) + ["Python.h"] * (not facts.headers)
-    if not lacks:
+    missing_parts = ["a C compiler"] * (facts.compiler is None) + ["Python.h"] * (not facts.headers)
+    if not missing_parts:
         return Finding("compiler", "ok", f"{facts.compiler}, and Python.h")
-    text = f"{' and '.join(lacks)} not found: vLLM compiles when it starts on a GPU"
+    text = f"{' and '.join(missing_parts)} not found: vLLM compiles when it starts on a GPU"
     remedy = "run `apt-get install gcc libc6-dev python3-dev`, or take `--sampler torch`"
     return Finding("compiler", "error", text, remedy)
 
@@ -319,64 +323,64 @@ def _memory(facts: Facts, machine: Machine) -> Finding:
 
 
 def _model(
-    facts: Facts, name: str, shape: ModelConfig, found: Fit, gpu: GpuMemory | None
+    facts: Facts, name: str, shape: ModelConfig, model_fit: Fit, gpu: GpuMemory | None
 ) -> Iterator[Finding]:
     """Judge a model that fits main memory and GPU: its place in shared memory and on the disk."""
-    plan = found.plan
+    plan = model_fit.plan
     if plan is None or gpu is None:
         yield Finding("model", "ok", f"{name} fits")
     else:
         text = f"{name} fits: {plan.described()}"
-        whole = make_plan(shape, found.job, gpu.total)
-        if whole is None or not _noticed(whole, plan):
+        full_plan = make_plan(shape, model_fit.job, gpu.total)
+        if full_plan is None or not _noticed(full_plan, plan):
             yield Finding("model", "ok", text)
         else:
-            remedy = f"free the whole GPU for {whole.described()}"
+            remedy = f"free the whole GPU for {full_plan.described()}"
             yield Finding("model", "warning", text, remedy)
-    yield _shared(facts, shared_bytes(shape, found))
-    yield _disk(facts, shape, found)
+    yield _shared(facts, shared_bytes(shape, model_fit))
+    yield _disk(facts, shape, model_fit)
 
 
 def _noticed(better: Plan, plan: Plan) -> bool:
     """Check that a user would notice the better plan. Larger micro-batches, or a few more answers
     at once, are no reason to clear a GPU."""
-    trained = better.training.lora_rank > 0, better.sharing
-    other = trained != (plan.training.lora_rank > 0, plan.sharing)
-    return other or better.rows >= 2 * plan.rows
+    method = better.training.lora_rank > 0, better.sharing
+    is_different = method != (plan.training.lora_rank > 0, plan.sharing)
+    return is_different or better.rows >= 2 * plan.rows
 
 
 def _shared(facts: Facts, need: int) -> Finding:
-    what = f"{amount(need)} for the weights on their way to the sampler"
+    purpose = f"{amount(need)} for the weights on their way to the sampler"
     if facts.shared is not None and facts.shared >= need:
-        return Finding("shared", "ok", f"{amount(facts.shared)} of /dev/shm free, {what}")
-    short = "no /dev/shm" if facts.shared is None else f"{amount(facts.shared)} of /dev/shm free"
+        return Finding("shared", "ok", f"{amount(facts.shared)} of /dev/shm free, {purpose}")
+    shortage = "no /dev/shm" if facts.shared is None else f"{amount(facts.shared)} of /dev/shm free"
     remedy = "give a container more, such as `--shm-size 16g`"
     if facts.temporary >= need:
         level: Level = "ok" if facts.shared is None else "warning"
-        text = f"{short}: {what} go through the disk (TMPDIR)"
+        text = f"{shortage}: {purpose} go through the disk (TMPDIR)"
         return Finding("shared", level, text, "" if level == "ok" else remedy)
-    text = f"{short} and {amount(facts.temporary)} for temporary files, and {what} are needed"
+    text = f"{shortage} and {amount(facts.temporary)} for temporary files, and {purpose} are needed"
     return Finding("shared", "error", text, f"{remedy}, or name a larger disk in TMPDIR")
 
 
-def _disk(facts: Facts, shape: ModelConfig, found: Fit) -> Finding:
+def _disk(facts: Facts, shape: ModelConfig, model_fit: Fit) -> Finding:
     try:
-        few = check_disk(facts.home, shape, found, facts.disk)
+        warning = check_disk(facts.home, shape, model_fit, facts.disk)
     except HomeError as error:
         text, remedy = error.parted()
         return Finding("disk", "error", text, remedy)
-    if few is not None:
-        return Finding("disk", "warning", few, "free some, or name another disk with --home")
-    grows = max(0, MAX_DATABASE_BYTES - facts.database)
+    if warning is not None:
+        return Finding("disk", "warning", warning, "free some, or name another disk with --home")
+    growth = max(0, MAX_DATABASE_BYTES - facts.database)
     room = f"{amount(facts.disk)} for checkpoints and node.db in {facts.home}"
     try:
-        few = check_disk(facts.home, shape, found, facts.disk - grows)
+        warning = check_disk(facts.home, shape, model_fit, facts.disk - growth)
     except HomeError:
-        few = "no room for two checkpoints"
-    if few is not None:
-        text = f"{room}; once node.db has grown by {amount(grows)}: {few}"
+        warning = "no room for two checkpoints"
+    if warning is not None:
+        text = f"{room}; once node.db has grown by {amount(growth)}: {warning}"
         return Finding("disk", "warning", text, "free some, or name another disk with --home")
-    return Finding("disk", "ok", f"{room}, which grows by {amount(grows)} at most")
+    return Finding("disk", "ok", f"{room}, which grows by {amount(growth)} at most")
 
 
 def _clock(facts: Facts) -> Finding:
@@ -441,8 +445,8 @@ def _ticket(facts: Facts) -> Iterator[Finding]:
 
 def _membership(facts: Facts) -> Iterator[Finding]:
     paper = facts.membership
-    renewed = facts.ticket is not None and facts.ticket.until is not None
-    if paper is None or renewed:
+    has_renewal = facts.ticket is not None and facts.ticket.until is not None
+    if paper is None or has_renewal:
         return
     if paper.until is None:
         text, _, remedy = paper.fault.partition(": ")
@@ -467,9 +471,9 @@ def _held(facts: Facts) -> str:
     )
 
 
-def _same(version: str, wanted: str) -> bool:
+def _same(version: str, other_version: str) -> bool:
     """Compare two versions. A build ("+cpu") counts only if both name one."""
-    pair = version.partition("+"), wanted.partition("+")
+    pair = version.partition("+"), other_version.partition("+")
     return pair[0][0] == pair[1][0] and (not (pair[0][2] and pair[1][2]) or pair[0] == pair[1])
 
 

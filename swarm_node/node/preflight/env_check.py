@@ -72,25 +72,27 @@ async def check_environment(
     gives about `answers` answers, with the group size of `sampling`. A failed check ends the list
     if the next check depends on it. For `accept` see `right_answers.judged`; `tell` hears how many
     right answers are scored, and how many answers of the model."""
-    found: list[Said] = []
+    findings: list[Said] = []
     async with AsyncExitStack() as stack:
         hosts = [ProcessEnvironmentHost(name, options, families) for _ in range(2)]
         for host in hosts:
             stack.push_async_callback(host.close)
         try:
             info = await hosts[0].start()
-            async for said in _alike(hosts, info, families):
-                found.append(said)
-            if any(said.level == "bad" for said in found):
-                return found
-            chosen = chosen_families(families, info)
-            async for said in _questions(hosts[0], info, chosen, accept, tell):
-                found.append(said)
-            async for said in _answers(hosts, info, chosen, model, sampling, answers, tell):
-                found.append(said)
+            async for finding in _alike(hosts, info, families):
+                findings.append(finding)
+            if any(finding.level == "bad" for finding in findings):
+                return findings
+            family_names = chosen_families(families, info)
+            async for finding in _questions(hosts[0], info, family_names, accept, tell):
+                findings.append(finding)
+            async for finding in _answers(
+                hosts, info, family_names, model, sampling, answers, tell
+            ):
+                findings.append(finding)
         except SwarmNodeError as error:
-            found.append(Said("error", "bad", *error.parted()))
-    return found
+            findings.append(Said("error", "bad", *error.parted()))
+    return findings
 
 
 async def _alike(
@@ -98,10 +100,14 @@ async def _alike(
 ) -> AsyncIterator[Said]:
     """Compare what two processes make."""
     first, second = hosts
-    other = await second.start()
-    listed = ", ".join(info.families)
-    yield Said("imports", "good", f"imports as {info.name} {info.version}, families: {listed}")
-    if (info.name, info.version, info.families) != (other.name, other.version, other.families):
+    second_info = await second.start()
+    listing = ", ".join(info.families)
+    yield Said("imports", "good", f"imports as {info.name} {info.version}, families: {listing}")
+    if (info.name, info.version, info.families) != (
+        second_info.name,
+        second_info.version,
+        second_info.families,
+    ):
         yield Said(
             "version",
             "bad",
@@ -109,10 +115,12 @@ async def _alike(
             "they must not depend on the time, a set's order or a random generator",
         )
         return
-    chosen = chosen_families(families, info)
-    refs = [_ref(info, family, index) for family in chosen for index in range(_TASKS)]
-    prompts, again = await first.render(refs), await second.render(refs)
-    unlike = sorted({r.family for r, a, b in zip(refs, prompts, again, strict=True) if a != b})
+    family_names = chosen_families(families, info)
+    refs = [_ref(info, family, index) for family in family_names for index in range(_TASKS)]
+    prompts, second_prompts = await first.render(refs), await second.render(refs)
+    unlike = sorted(
+        {r.family for r, a, b in zip(refs, prompts, second_prompts, strict=True) if a != b}
+    )
     if unlike:
         yield Said(
             "derive",
@@ -139,11 +147,11 @@ async def _questions(
         yield Said("rows", "warning", warning)
     for family in families:
         if info.turns == 1:
-            said = judged(await score_family(host, info, family, tell=tell), accept)
-            if said is not None:
-                yield said
-        for each in await check_questions(host, info, family):
-            yield each
+            verdict = judged(await score_family(host, info, family, tell=tell), accept)
+            if verdict is not None:
+                yield verdict
+        for finding in await check_questions(host, info, family):
+            yield finding
 
 
 async def _answers(
@@ -157,14 +165,14 @@ async def _answers(
 ) -> AsyncIterator[Said]:
     """Judge what a model answers."""
     first, second = hosts
-    made = await _answers_of(first, info, families, model, sampling, answers, tell)
+    groups = await _answers_of(first, info, families, model, sampling, answers, tell)
     if info.turns > 1:
         for family in families:
-            yield await _replaying(second, info, _of(made, family))
+            yield await _replaying(second, info, _of(groups, family))
     else:
-        yield await _scoring(second, info, made)
+        yield await _scoring(second, info, groups)
     for family in families:
-        yield learnable(_of(made, family), made, family, sampling, len(families))
+        yield learnable(_of(groups, family), groups, family, sampling, len(families))
 
 
 def _ref(info: EnvironmentInfo, family: str, index: int) -> TaskRef:
@@ -190,21 +198,21 @@ async def _answers_of(
         each = max(1, round(answers / sampling.group_size / len(families)))
         return [_ref(info, family, begin + at) for family in families for at in range(each)]
 
-    async def answered(refs: Sequence[TaskRef], more: str) -> list[JudgedAnswers]:
-        made: list[JudgedAnswers] = []
+    async def answered(refs: Sequence[TaskRef], suffix: str) -> list[JudgedAnswers]:
+        groups: list[JudgedAnswers] = []
         for begin in range(0, len(refs), _GROUPS_AT_ONCE):
-            tell(f"the model's{more} answers", begin, len(refs))
-            made += await asking.answered(info, refs[begin : begin + _GROUPS_AT_ONCE])
-        tell(f"the model's{more} answers", len(refs), len(refs))
-        return made
+            tell(f"the model's{suffix} answers", begin, len(refs))
+            groups += await asking.answered(info, refs[begin : begin + _GROUPS_AT_ONCE])
+        tell(f"the model's{suffix} answers", len(refs), len(refs))
+        return groups
 
     try:
-        made = await answered(refs := some(families, 0), "")
-        if doubtful := [each for each in families if in_doubt(_of(made, each), made)]:
-            made += await answered(some(doubtful, len(refs)), " further")
+        groups = await answered(refs := some(families, 0), "")
+        if doubtful := [each for each in families if in_doubt(_of(groups, each), groups)]:
+            groups += await answered(some(doubtful, len(refs)), " further")
     finally:
         await asking.sampler.close()
-    return made
+    return groups
 
 
 class _Asking(NamedTuple):
@@ -219,7 +227,7 @@ class _Asking(NamedTuple):
         """Return the answers to tasks whose prompt and answer fit the model's positions."""
         sampling, codec = self.sampling, self.codec
         texts = await self.host.render(refs)
-        asked = {
+        requests = {
             ref: SampleRequest(
                 ids,
                 sampling.group_size,
@@ -231,116 +239,123 @@ class _Asking(NamedTuple):
             if codec.fits(ids, info.turns * sampling.max_new_tokens)
         }
         if info.turns > 1:
-            return await self._talked(asked, dict(zip(refs, texts, strict=True)))
-        groups = await self.sampler.sample([*asked.values()])
-        made = []
-        for ref, group in zip(asked, groups, strict=True):
+            return await self._talked(requests, dict(zip(refs, texts, strict=True)))
+        groups = await self.sampler.sample([*requests.values()])
+        judged_groups = []
+        for ref, group in zip(requests, groups, strict=True):
             texts = [completion.text for completion in group]
             judged = await self.host.judge(ref, texts)
-            made.append(JudgedAnswers(ref, texts, judged, cut=_cut(group)))
-        return made
+            judged_groups.append(JudgedAnswers(ref, texts, judged, cut=_cut(group)))
+        return judged_groups
 
     async def _talked(
-        self, asked: Mapping[TaskRef, SampleRequest], prompts: Mapping[TaskRef, str]
+        self, requests: Mapping[TaskRef, SampleRequest], prompts: Mapping[TaskRef, str]
     ) -> list[JudgedAnswers]:
         """Return the model's dialogues of each task."""
-        played, _ = await Player(self.sampler, self.codec, self._replay, SYSTEM_CLOCK).play(
-            asked.items()
+        played_groups, _ = await Player(self.sampler, self.codec, self._replay, SYSTEM_CLOCK).play(
+            requests.items()
         )
-        made = []
-        for ref, dialogues in zip(asked, played, strict=True):
-            rewards = tuple(each.heard.reward for each in dialogues)
-            last = [each.turns[-1] for each in dialogues]
-            texts, judged = [each.text for each in last], Judgement(prompts[ref], rewards)
-            made.append(JudgedAnswers(ref, texts, judged, dialogues, _cut(last)))
-        return made
+        judged_groups = []
+        for ref, dialogues in zip(requests, played_groups, strict=True):
+            rewards = tuple(item.heard.reward for item in dialogues)
+            last = [item.turns[-1] for item in dialogues]
+            texts, judged = [item.text for item in last], Judgement(prompts[ref], rewards)
+            judged_groups.append(JudgedAnswers(ref, texts, judged, dialogues, _cut(last)))
+        return judged_groups
 
-    async def _replay(self, ref: TaskRef, said: Sequence[Transcript]) -> Sequence[ReplayedDialogue]:
-        return (await self.host.replay(ref, said)).dialogues
+    async def _replay(
+        self, ref: TaskRef, transcripts: Sequence[Transcript]
+    ) -> Sequence[ReplayedDialogue]:
+        return (await self.host.replay(ref, transcripts)).dialogues
 
 
 def _cut(answers: Sequence[Completion]) -> int:
-    return sum(each.finish is Finish.LENGTH for each in answers)
+    return sum(answer.finish is Finish.LENGTH for answer in answers)
 
 
-def _of(made: Sequence[JudgedAnswers], family: str) -> list[JudgedAnswers]:
-    return [each for each in made if each.ref.family == family]
+def _of(groups: Sequence[JudgedAnswers], family: str) -> list[JudgedAnswers]:
+    return [group for group in groups if group.ref.family == family]
 
 
 async def _replaying(
-    other: ProcessEnvironmentHost, info: EnvironmentInfo, made: Sequence[JudgedAnswers]
+    host: ProcessEnvironmentHost, info: EnvironmentInfo, groups: Sequence[JudgedAnswers]
 ) -> Said:
     """Replay every dialogue of a family in another process, and compare."""
-    family = made[0].ref.family if made else "none"
-    everything = [each for one in made for each in one.dialogues]
-    for one in made:
-        again = await other.replay(one.ref, [each.transcript for each in one.dialogues])
-        for dialogue, found in zip(one.dialogues, again.dialogues, strict=True):
-            heard = dialogue.heard
-            if not heard.fault and found != heard:
-                turn = _unlike(heard.replies, found.replies)
-                what = f"the reply to turn {turn}" if turn else "the reward"
+    family = groups[0].ref.family if groups else "none"
+    dialogues = [dialogue for group in groups for dialogue in group.dialogues]
+    for group in groups:
+        result = await host.replay(group.ref, [dialogue.transcript for dialogue in group.dialogues])
+        for dialogue, replay in zip(group.dialogues, result.dialogues, strict=True):
+            original = dialogue.heard
+            if not original.fault and replay != original:
+                turn = _unlike(original.replies, replay.replies)
+                subject = f"the reply to turn {turn}" if turn else "the reward"
                 return Said(
                     "replay",
                     "bad",
-                    f"{family}: {what} is another one in another process",
+                    f"{family}: {subject} is another one in another process",
                     "reply() and judge() may depend on the task and on what was said alone",
                 )
-    faults = [each.heard for each in everything if each.heard.fault not in ("", TOO_LONG)]
+    faults = [
+        dialogue.heard for dialogue in dialogues if dialogue.heard.fault not in ("", TOO_LONG)
+    ]
     if faults:
-        why = f"{faults[0].fault} {faults[0].raised}".strip()
+        reason = f"{faults[0].fault} {faults[0].raised}".strip()
         return Said(
             "replay",
             "bad",
-            f"{family}: {len(faults)} of {len(everything)} dialogues failed ({why})",
+            f"{family}: {len(faults)} of {len(dialogues)} dialogues failed ({reason})",
             "a reply is text of at most 1,024 characters, always the same; a reward in [0, 1]",
         )
-    if not any(each.replies for each in everything):
+    if not any(dialogue.replies for dialogue in dialogues):
         return Said(
             "replay",
             "warning",
-            f"{family}: no reply was heard in {len(everything)} dialogues, so none was compared",
+            f"{family}: no reply was heard in {len(dialogues)} dialogues, so none was compared",
             "take a model whose answers reply() takes up, with --model",
         )
-    turns = sum(len(each.turns) for each in everything) / (len(everything) or 1)
+    turns = sum(len(dialogue.turns) for dialogue in dialogues) / (len(dialogues) or 1)
     text = f"{family}: at most {info.turns} turns, {turns:.1f} on average; "
-    return Said("replay", "good", text + f"{len(everything)} replays agree in 2 processes")
+    return Said("replay", "good", text + f"{len(dialogues)} replays agree in 2 processes")
 
 
-def _unlike(ours: Sequence[str], theirs: Sequence[str]) -> int:
+def _unlike(replies: Sequence[str], other_replies: Sequence[str]) -> int:
     """The first turn whose reply differs, 0 if none does."""
-    for turn in range(max(len(ours), len(theirs))):
-        if ours[turn : turn + 1] != theirs[turn : turn + 1]:
+    for turn in range(max(len(replies), len(other_replies))):
+        if replies[turn : turn + 1] != other_replies[turn : turn + 1]:
             return turn + 1
     return 0
 
 
 async def _scoring(
-    other: ProcessEnvironmentHost, info: EnvironmentInfo, made: Sequence[JudgedAnswers]
+    host: ProcessEnvironmentHost, info: EnvironmentInfo, groups: Sequence[JudgedAnswers]
 ) -> Said:
     """Score every answer again, in another process, and compare."""
-    count = sum(len(each.answers) for each in made) or 1
-    seconds = sum(each.judged.seconds for each in made) / count
-    for each in made:
-        again = await other.judge(each.ref, each.answers)
-        if again.rewards != each.judged.rewards:
+    count = sum(len(group.answers) for group in groups) or 1
+    seconds = sum(group.judged.seconds for group in groups) / count
+    for group in groups:
+        judgement = await host.judge(group.ref, group.answers)
+        if judgement.rewards != group.judged.rewards:
             return Said(
                 "score",
                 "bad",
-                f"score() gives the same answers other rewards ({each.ref.family})",
+                f"score() gives the same answers other rewards ({group.ref.family})",
                 "it may depend on the task and the text alone",
             )
-    raised = next((each.judged.raised for each in made if each.judged.raised), "")
-    faults = sum(each.judged.faults for each in made)
+    error = next((group.judged.raised for group in groups if group.judged.raised), "")
+    faults = sum(group.judged.faults for group in groups)
     if faults:
-        why = next(each.judged.fault_reason for each in made if each.judged.faults)
+        reason = next(group.judged.fault_reason for group in groups if group.judged.faults)
         return Said(
-            "score", "bad", f"score() failed on {faults} answers ({why})", "a reward is in [0, 1]"
+            "score",
+            "bad",
+            f"score() failed on {faults} answers ({reason})",
+            "a reward is in [0, 1]",
         )
     text = f"score deterministic, {milliseconds(seconds)} an answer"
-    if raised:
+    if error:
         remedy = "an answer that raises counts as wrong"
-        return Said("score", "warning", f"{text}; it raised {raised}", remedy)
+        return Said("score", "warning", f"{text}; it raised {error}", remedy)
     if seconds > max(_SLOW_SECONDS, info.score_seconds / SAID_TEXTS):
         return Said("score", "warning", text, "the node waits for it: make it faster")
     return Said("score", "good", text)
@@ -351,47 +366,54 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:{'.0f' if seconds >= 0.0995 else '.2g'}} ms"
 
 
-def in_doubt(made: Sequence[JudgedAnswers], everything: Sequence[JudgedAnswers]) -> bool:
-    """Check that the answers `made` to a family are too few to say whether it can be learnt: none
+def in_doubt(groups: Sequence[JudgedAnswers], all_groups: Sequence[JudgedAnswers]) -> bool:
+    """Check that the answers `groups` to a family are too few to say whether it can be learnt: none
     of its groups has mixed rewards, and there are fewer than ENOUGH_GROUPS. Where no group of any
-    family has some, the groups of all families count: `everything`."""
-    if not made or any(each.mixed for each in made):
+    family has some, the groups of all families count: `all_groups`."""
+    if not groups or any(group.mixed for group in groups):
         return False
-    nothing = not any(each.mixed for each in everything)
-    return (len(everything) if nothing else len(made)) < ENOUGH_GROUPS
+    is_uniform = not any(group.mixed for group in all_groups)
+    return (len(all_groups) if is_uniform else len(groups)) < ENOUGH_GROUPS
 
 
 def learnable(
-    made: Sequence[JudgedAnswers],
-    everything: Sequence[JudgedAnswers],
+    groups: Sequence[JudgedAnswers],
+    all_groups: Sequence[JudgedAnswers],
     family: str,
     sampling: Sampling,
     families: int,
 ) -> Said:
-    """Judge the model's answers `made` to one family of `families`: some right and some wrong can
-    be learnt from. `everything` are its answers to all of them."""
-    rewards = [reward for each in made for reward in each.judged.rewards]
+    """Judge the model's answers `groups` to one family of `families`: some right and some wrong can
+    be learnt from. `all_groups` are its answers to all of them."""
+    rewards = [reward for group in groups for reward in group.judged.rewards]
     if not rewards:
         remedy = "take shorter questions or a model with more positions, or leave it out"
         return Said("family", "bad", f"{family}: no prompt fits the model's positions", remedy)
-    mixed, cut = sum(each.mixed for each in made), sum(each.cut for each in made)
+    mixed, truncated_count = (
+        sum(group.mixed for group in groups),
+        sum(group.cut for group in groups),
+    )
     right = sum(reward > 0.5 for reward in rewards)
     text = f"{family}: answers right {right} of {len(rewards)}"
-    text += f"; {mixed} of {len(made)} groups of {sampling.group_size} have mixed rewards"
-    if cut > _SOME_CUT * len(rewards):
-        text += f"; {cut} answers were cut at sampling.max_new_tokens ({sampling.max_new_tokens})"
-    if cut > _MANY_CUT * len(rewards):
+    text += f"; {mixed} of {len(groups)} groups of {sampling.group_size} have mixed rewards"
+    if truncated_count > _SOME_CUT * len(rewards):
+        limit = sampling.max_new_tokens
+        text += f"; {truncated_count} answers were cut at sampling.max_new_tokens ({limit})"
+    if truncated_count > _MANY_CUT * len(rewards):
         # A scorer reads no answer whose end is missing, so nothing else is known.
         level = "warning" if mixed or right == len(rewards) else "bad"
         return Said("family", level, text, "raise it, or have the prompt ask for shorter answers")
     if mixed:
         return Said("family", "good", text)
-    if in_doubt(made, everything):
-        enough = ENOUGH_GROUPS * sampling.group_size * families
+    if in_doubt(groups, all_groups):
+        required_count = ENOUGH_GROUPS * sampling.group_size * families
         return Said(
-            "family", "warning", f"{text}: too few to say", f"take more: `--completions {enough}`"
+            "family",
+            "warning",
+            f"{text}: too few to say",
+            f"take more: `--completions {required_count}`",
         )
-    example = made[0]
+    example = groups[0]
     prompt, answer = (" ".join(t.split()) for t in (example.judged.prompt, example.answers[0]))
     text += f'. E.g. "{prompt[-_SHOWN_CHARS:]}" → "{answer[-_SHOWN_CHARS:]}"'
     if right == len(rewards):

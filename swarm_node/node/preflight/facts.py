@@ -147,10 +147,10 @@ def gather(
     """Collect the facts for a node that computes on `device` (the setting), or on `cards` GPUs from
     it on. The node wants to listen on the addresses `listen` and joins by the text `ticket`."""
     now = time.time()
-    card, smi_fault, seen = find_gpu(device, cards)
-    running = home.in_use()
+    card, smi_fault, probe_result = find_gpu(device, cards)
+    is_running = home.in_use()
     # What a running node writes is its own to judge.
-    judged = home.judged(deep=not running, ticket=ticket is not None)
+    home_state = home.judged(deep=not is_running, ticket=ticket is not None)
     return Facts(
         system=platform.system(),
         python=sys.version_info[:2],
@@ -158,7 +158,7 @@ def gather(
         smi_fault=smi_fault,
         holders=find_holders() if card is not None else (),
         torch=installed_torch(),
-        seen=seen,
+        seen=probe_result,
         vllm=installed_vllm(),
         bitsandbytes=has_bitsandbytes(),
         libp2p=installed(),
@@ -173,11 +173,11 @@ def gather(
         built=Path(__file__).stat().st_mtime,
         synchronized=_synchronized(),
         home=home.path,
-        running=running,
-        busy=() if running else find_busy(listen, home.kept_port()),
-        ticket=None if ticket is None or judged.errors else read_ticket(ticket, home, now),
-        membership=None if judged.errors else read_membership(home),
-        faults=judged.faults,
+        running=is_running,
+        busy=() if is_running else find_busy(listen, home.kept_port()),
+        ticket=None if ticket is None or home_state.errors else read_ticket(ticket, home, now),
+        membership=None if home_state.errors else read_membership(home),
+        faults=home_state.faults,
         database=sum(file.stat().st_size for file in home.path.glob(f"{home.database.name}*")),
     )
 
@@ -188,8 +188,8 @@ def find_gpu(device: str, cards: int = 1) -> tuple[Card | None, str, Seen]:
     its own: on other machines that would only take time."""
     card, smi_fault = find_card(int(device.partition(":")[2] or 0), cards)
     torch = installed_torch()
-    there = card is not None or smi_fault
-    if device == "cpu" or not there or torch is None or torch.cuda is None:
+    has_gpu = card is not None or smi_fault
+    if device == "cpu" or not has_gpu or torch is None or torch.cuda is None:
         return card, smi_fault, NOTHING_SEEN
     return card, smi_fault, probe(device, cards)
 
@@ -199,15 +199,15 @@ def find_card(index: int, count: int = 1) -> tuple[Card | None, str]:
     Its memory is that of the card with the least free among `count`."""
     if shutil.which("nvidia-smi") is None:
         return None, "a GPU of NVIDIA, and no nvidia-smi" if has_nvidia() else ""
-    visible = visible_gpu(index)
-    if visible is None:
+    gpu_id = visible_gpu(index)
+    if gpu_id is None:
         return None, "CUDA_VISIBLE_DEVICES names no such GPU"
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    answer, fault = _asked([*asked, "-i", visible], _SMI_SECONDS)
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    answer, fault = _asked([*command, "-i", gpu_id], _SMI_SECONDS)
     name, comma, driver = (answer or "").partition("\n")[0].rpartition(",")
     if not comma:
         return None, fault or "it names no GPU"
-    log, _ = _asked(["nvidia-smi", "-q", "-d", "MEMORY", "-i", visible], _SMI_SECONDS)
+    log, _ = _asked(["nvidia-smi", "-q", "-d", "MEMORY", "-i", gpu_id], _SMI_SECONDS)
     card = Card(
         name.strip()[:80], driver.strip()[:40], parse_cuda(log or ""), gpu_memory(index, count)
     )
@@ -223,8 +223,8 @@ def parse_cuda(log: str) -> tuple[int, int] | None:
 def find_holders() -> tuple[Holder, ...]:
     """Return the processes that compute on GPUs here. A container does not see those outside of
     it."""
-    asked = ["--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
-    answer, _ = _asked(["nvidia-smi", *asked], _SMI_SECONDS)
+    query = ["--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
+    answer, _ = _asked(["nvidia-smi", *query], _SMI_SECONDS)
     return parse_holders(answer or "")
 
 
@@ -253,16 +253,16 @@ def installed_torch() -> Torch | None:
         return None
 
 
-def find_busy(listen: Sequence[str], kept: int) -> tuple[tuple[str, str], ...]:
+def find_busy(listen: Sequence[str], home_port: int) -> tuple[tuple[str, str], ...]:
     """Return the addresses of `listen` that are malformed or whose port cannot be bound, with the
-    reason. Port 0 stands for the home's `kept` port, or any port."""
-    busy = []
+    reason. Port 0 stands for the home's own port, `home_port`, or any."""
+    conflicts = []
     for address in listen:
         match = _LISTEN.fullmatch(address)
         port = int(match["port"]) if match else 0
         if port > 65_535 or not (match or address.startswith(("/dns4/", "/dns6/"))):
-            busy.append((address[:80], "not an address like /ip4/0.0.0.0/tcp/31330"))
-        if match is None or not 0 < (port := port or kept) < 65_536:
+            conflicts.append((address[:80], "not an address like /ip4/0.0.0.0/tcp/31330"))
+        if match is None or not 0 < (port := port or home_port) < 65_536:
             continue
         family = socket.AF_INET if match["kind"] == "4" else socket.AF_INET6
         try:
@@ -270,9 +270,9 @@ def find_busy(listen: Sequence[str], kept: int) -> tuple[tuple[str, str], ...]:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind((match["host"], port))
         except OSError as error:
-            shown = f"/ip{match['kind']}/{match['host']}/tcp/{port}"
-            busy.append((shown, reason_of(error)))
-    return tuple(busy)
+            endpoint = f"/ip{match['kind']}/{match['host']}/tcp/{port}"
+            conflicts.append((endpoint, reason_of(error)))
+    return tuple(conflicts)
 
 
 def read_ticket(text: str, home: Home, now: float) -> Paper:
@@ -291,12 +291,12 @@ def read_membership(home: Home) -> Paper | None:
     try:
         if not home.has_swarm:
             return None
-        opened = home.membership().opened()
+        chain = home.membership().opened()
     except HomeError as error:
         return Paper(None, str(error))
-    if isinstance(opened, Rejected):
-        return Paper(None, f"{opened.detail or opened.reason}: join again with a ticket")
-    return Paper(opened[1].not_after)
+    if isinstance(chain, Rejected):
+        return Paper(None, f"{chain.detail or chain.reason}: join again with a ticket")
+    return Paper(chain[1].not_after)
 
 
 def _synchronized() -> bool | None:
@@ -307,11 +307,11 @@ def _synchronized() -> bool | None:
 def _asked(command: list[str], seconds: float) -> tuple[str | None, str]:
     """Return a program's output, None if it failed, and the last line of its error output."""
     try:
-        done = bounded_run(command, seconds)
+        result = bounded_run(command, seconds)
     except (OSError, subprocess.SubprocessError) as error:
         return None, words_of(error)[:200]
-    said = done.stdout[:_MOST_CHARS].decode(errors="replace")
-    complaint = done.stderr[-_MOST_CHARS:].decode(errors="replace").strip()
-    if done.returncode:
-        return None, (complaint or said.strip()).rpartition("\n")[2][:300]
-    return said, complaint.rpartition("\n")[2][:300]
+    output = result.stdout[:_MOST_CHARS].decode(errors="replace")
+    complaint = result.stderr[-_MOST_CHARS:].decode(errors="replace").strip()
+    if result.returncode:
+        return None, (complaint or output.strip()).rpartition("\n")[2][:300]
+    return output, complaint.rpartition("\n")[2][:300]

@@ -29,21 +29,21 @@ class Line(NamedTuple):
 
 
 def start_lines(
-    settings: Settings, facts: Facts, machine: Machine, found: Fit, shape: ModelConfig
+    settings: Settings, facts: Facts, machine: Machine, model_fit: Fit, shape: ModelConfig
 ) -> Iterator[Line]:
-    """Describe a node that trains a model of `shape` as `found` says."""
-    name, device = settings.model, found.where.device
+    """Describe a node that trains a model of `shape` as `model_fit` says."""
+    name, device = settings.model, model_fit.where.device
     card = None if device == "cpu" else facts.card
-    told = device.upper() if card is None else f"{card} ({device})"
+    text = device.upper() if card is None else f"{card} ({device})"
     if machine.gpu is not None:
-        told += f", {gib(machine.gpu.free)} of {gib(machine.gpu.total)} GiB free"
+        text += f", {gib(machine.gpu.free)} of {gib(machine.gpu.total)} GiB free"
     fields = {} if card is None else {"gpu": card.name, "driver": card.driver}
-    told += f", {amount(facts.memory)} of RAM free"
-    yield Line("device", told, {"device": device, **fields})
-    engine = str(facts.vllm) if found.vllm else "built in"
-    yield Line("sampler", f"{engine}: {found.why}", {"engine": engine, "why": found.why})
-    if found.numbers:
-        yield Line("numbers", found.numbers, {"dtype": found.where.products})
+    text += f", {amount(facts.memory)} of RAM free"
+    yield Line("device", text, {"device": device, **fields})
+    engine = str(facts.vllm) if model_fit.vllm else "built in"
+    yield Line("sampler", f"{engine}: {model_fit.why}", {"engine": engine, "why": model_fit.why})
+    if model_fit.numbers:
+        yield Line("numbers", model_fit.numbers, {"dtype": model_fit.where.products})
     millions = f"{shape.weight_count / 1e6:,.1f}M parameters"
     yield Line("model", f"{name}, {millions}", {"model": name, "parameters": shape.weight_count})
     if not shape.native:
@@ -52,7 +52,7 @@ def start_lines(
             f"no native decoder for this {shape.model_type}: transformers' own code, slower",
             {"decoder": shape.architecture, "native": False},
         )
-    yield from _training(settings.training.learning_rate, found, shape)
+    yield from _training(settings.training.learning_rate, model_fit, shape)
     table = settings.environment
     families = ", ".join(table.families) or "all"
     options = ", ".join(f"{key} {value}" for key, value in table.options.items())
@@ -66,67 +66,69 @@ def start_lines(
     yield Line("home", str(facts.home), {"home": str(facts.home)})
 
 
-def _training(rate: float, found: Fit, shape: ModelConfig) -> Iterator[Line]:
-    plan, job, parts = found.plan, found.job, found.parts(shape)
+def _training(rate: float, model_fit: Fit, shape: ModelConfig) -> Iterator[Line]:
+    plan, job, parts = model_fit.plan, model_fit.job, model_fit.parts(shape)
     if plan is not None:
-        how, total, rows = plan.described(), plan.total, plan.rows
+        method, total, rows = plan.described(), plan.total, plan.rows
     else:
-        rows, training = job.rows, found.training
+        rows, training = job.rows, model_fit.training
         rank = training.lora_rank
-        what = f"LoRA of rank {rank}" if rank else "full fine-tuning"
-        what += f" in {job.dtype}" + ", activations recomputed" * training.checkpointing
-        how = f"{what}, micro-batches of {training.micro_batch_tokens:,} tokens, "
-        how, total = f"{how}{rows} concurrent sequences", parts.total()
-    longest = longest_tokens(shape, job.longest)
-    told = f"{how}, {job.described()}, context length {longest:,}, learning rate {rate:g}"
-    fields = {"how": how, "rows": rows, "context": longest, "learning_rate": rate}
-    yield Line("training", told, fields)
+        kind = f"LoRA of rank {rank}" if rank else "full fine-tuning"
+        kind += f" in {job.dtype}" + ", activations recomputed" * training.checkpointing
+        method = f"{kind}, micro-batches of {training.micro_batch_tokens:,} tokens, "
+        method, total = f"{method}{rows} concurrent sequences", parts.total()
+    context_length = longest_tokens(shape, job.longest)
+    text = f"{method}, {job.described()}, context length {context_length:,}, learning rate {rate:g}"
+    fields = {"how": method, "rows": rows, "context": context_length, "learning_rate": rate}
+    yield Line("training", text, fields)
     summary = parts.summary()
-    unit, shown = (" GiB", gib) if found.where.device != "cpu" else ("", amount)
-    each = ", ".join(f"{part} {shown(size)}" for part, size in summary.items())
+    unit, format_size = (" GiB", gib) if model_fit.where.device != "cpu" else ("", amount)
+    sizes = ", ".join(f"{part} {format_size(size)}" for part, size in summary.items())
     yield Line(
-        "memory", f"{shown(total)}{unit} at the peak: {each}", {"bytes": total, "parts": summary}
+        "memory",
+        f"{format_size(total)}{unit} at the peak: {sizes}",
+        {"bytes": total, "parts": summary},
     )
 
 
-def told_line(told: Told) -> Line:
+def told_line(event: Told) -> Line:
     """Return the line of what takes long before a model is there, or of quantised weights."""
     fields = {
         name: str(value) if isinstance(value, Path) else value
-        for name, value in told._asdict().items()
+        for name, value in event._asdict().items()
     }
-    if isinstance(told, Download):
-        text = f"{told.files} files, {amount(told.size)} to {told.cache}"
+    if isinstance(event, Download):
+        text = f"{event.files} files, {amount(event.size)} to {event.cache}"
         return Line("download", text, fields)
-    return Line("config" if isinstance(told, ReadingConfig) else "gguf", str(told), fields)
+    return Line("config" if isinstance(event, ReadingConfig) else "gguf", str(event), fields)
 
 
 def remembered_lines(origins: Mapping[str, str]) -> Iterator[Line]:
     """Name the settings that the home remembers from earlier starts, if any are in force."""
     keys = [key for key, source in origins.items() if source == HOME_SOURCE]
     if keys:
-        told = f"as before: {', '.join(keys)} (swarm-node config; join --forget KEY)"
-        yield Line("settings", told, {"remembered": keys})
+        text = f"as before: {', '.join(keys)} (swarm-node config; join --forget KEY)"
+        yield Line("settings", text, {"remembered": keys})
 
 
 def tickets_line(names: Sequence[str], endpoints: Sequence[str]) -> Line:
     """Tell the maker of tickets for `names` that they name `endpoints` in vain."""
-    told = (
+    text = (
         f"no node listens any more where tickets for {', '.join(names)} lead "
         f"({', '.join(endpoints)})\n→ make new ones (swarm-node invite), or return to that address "
         "(swarm-node join --listen ADDRESS)"
     )
-    return Line("tickets", told, {"names": names, "endpoints": endpoints}, True)
+    return Line("tickets", text, {"names": names, "endpoints": endpoints}, True)
 
 
 def invite_line(swarm: str, home: Path | None) -> Line:
     """Return the founder's command that admits the next node; None: in the usual home."""
     command = with_home("swarm-node invite --name NAME --out NAME.ticket", home)
-    told = f"created swarm {swarm!r}, with one member. A ticket for the next:\n{command}"
-    return Line("invite", told, {"swarm": swarm, "command": command})
+    text = f"created swarm {swarm!r}, with one member. A ticket for the next:\n{command}"
+    return Line("invite", text, {"swarm": swarm, "command": command})
 
 
 def finding_line(finding: Finding) -> Line:
     """Return the line of a finding, a warning unless all is well."""
-    told = f"{finding.found}\n→ {finding.remedy}" if finding.remedy else finding.found
-    return Line(finding.subject, told, finding._asdict(), finding.level != "ok")
+    text = f"{finding.found}\n→ {finding.remedy}" if finding.remedy else finding.found
+    return Line(finding.subject, text, finding._asdict(), finding.level != "ok")

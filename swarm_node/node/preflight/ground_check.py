@@ -40,45 +40,45 @@ async def check_questions(
     host: ProcessEnvironmentHost, info: EnvironmentInfo, family: str
 ) -> list[Said]:
     """Judge the questions of a family."""
-    found = await host.survey(family, DRAWS, SECONDS)
-    said = [_questions(family, found)]
-    if not found.answers:
+    survey = await host.survey(family, DRAWS, SECONDS)
+    findings = [_questions(family, survey)]
+    if not survey.answers:
         text = f"{family}: no right answer is known, so no constant answer was tried"
-        return [*said, Said("constant", "good", text)]
-    best = await best_constant(host, info, family, found.answers)
-    return [*said, _constant(family, best)]
+        return [*findings, Said("constant", "good", text)]
+    constant = await best_constant(host, info, family, survey.answers)
+    return [*findings, _constant(family, constant)]
 
 
-def _questions(family: str, found: Survey) -> Said:
-    text = f"{family}: {found.different:,} different questions in {found.drawn:,} draws"
-    text += f" (cut off after {SECONDS:g} s)" if found.cut else ""
-    text += f", about {found.about:,} in all; {found.shared} held-out ones among those of training"
-    if found.shared:
+def _questions(family: str, survey: Survey) -> Said:
+    text = f"{family}: {survey.different:,} different questions in {survey.drawn:,} draws"
+    text += f" (cut off after {SECONDS:g} s)" if survey.cut else ""
+    text += (
+        f", about {survey.about:,} in all; {survey.shared} held-out ones among those of training"
+    )
+    if survey.shared:
         return Said(
             "questions",
             "bad",
             text,
             "derive() or held_out_bounds must put a text on the same side every time",
         )
-    if found.about < _FEW_QUESTIONS:
+    if survey.about < _FEW_QUESTIONS:
         remedy = f"fewer than {_FEW_QUESTIONS:,}: a model can learn them by heart; add questions"
         return Said("questions", "warning", text, remedy)
     return Said("questions", "good", text)
 
 
-def _constant(family: str, found: BestConstant) -> Said:
-    answer = last_tagged(found.answer) or found.answer
-    shown = " ".join(answer.split())[:_SHOWN_CHARS]
-    left = f", without {found.left_out} whose right answer fails" if found.left_out else ""
-    if not found.tasks:
-        text = (
-            f"{family}: no constant answer was tried, for no right one of {found.left_out} scores 1"
-        )
+def _constant(family: str, constant: BestConstant) -> Said:
+    answer = last_tagged(constant.answer) or constant.answer
+    excerpt = " ".join(answer.split())[:_SHOWN_CHARS]
+    left = f", without {constant.left_out} whose right answer fails" if constant.left_out else ""
+    if not constant.tasks:
+        text = f"{family}: no constant answer was tried, for no right one of {constant.left_out}"
+        text += " scores 1"
         return Said("constant", "warning", text, "mend them: see above")
-    text = (
-        f'{family}: "{shown}" for every task scores {found.reward:.2f} ({found.tasks} tasks{left})'
-    )
-    if found.reward > _GOOD_CONSTANT:
+    text = f'{family}: "{excerpt}" for every task scores {constant.reward:.2f}'
+    text += f" ({constant.tasks} tasks{left})"
+    if constant.reward > _GOOD_CONSTANT:
         remedy = f"a constant answer scores above {_GOOD_CONSTANT:g}: read rewards beside it"
         return Said("constant", "warning", text, remedy)
     return Said("constant", "good", text)
@@ -91,15 +91,17 @@ async def best_constant(
     whose right answer fails is left out: no answer is credited there, so it would make every
     constant look worse than it is."""
     totals, tasks, left_out = [0.0] * len(answers), 0, 0
-    until = SYSTEM_CLOCK.now() + _SCORE_SECONDS
-    while (drawn := tasks + left_out) < _SCORED and (not drawn or SYSTEM_CLOCK.now() < until):
-        seeds = [task_seed("constant", family, drawn + at) for at in range(_AT_ONCE)]
+    deadline = SYSTEM_CLOCK.now() + _SCORE_SECONDS
+    while (task_count := tasks + left_out) < _SCORED and (
+        not task_count or SYSTEM_CLOCK.now() < deadline
+    ):
+        seeds = [task_seed("constant", family, task_count + at) for at in range(_AT_ONCE)]
         refs = [TaskRef(info.name, info.version, family, seed) for seed in seeds]
-        failed = {each.index for each in (await host.score_answers(refs)).failed}
+        failed_indexes = {failure.index for failure in (await host.score_answers(refs)).failed}
         for index, ref in enumerate(refs):
-            if index not in failed:
-                judged = await host.judge(ref, answers)
-                totals = [a + b for a, b in zip(totals, judged.rewards, strict=True)]
-        tasks, left_out = tasks + len(refs) - len(failed), left_out + len(failed)
-    best = max(range(len(answers)), key=totals.__getitem__)
-    return BestConstant(answers[best], totals[best] / max(tasks, 1), tasks, left_out)
+            if index not in failed_indexes:
+                judgement = await host.judge(ref, answers)
+                totals = [a + b for a, b in zip(totals, judgement.rewards, strict=True)]
+        tasks, left_out = tasks + len(refs) - len(failed_indexes), left_out + len(failed_indexes)
+    best_index = max(range(len(answers)), key=totals.__getitem__)
+    return BestConstant(answers[best_index], totals[best_index] / max(tasks, 1), tasks, left_out)

@@ -20,7 +20,7 @@ from swarm_node.policy.sampling.vllm.engine import VLLM_VERSION, VllmBuild, inst
 
 
 def computed_on(
-    settings: Settings, found: Hardware, memory: Callable[[int, int], GpuMemory | None]
+    settings: Settings, hardware: Hardware, memory: Callable[[int, int], GpuMemory | None]
 ) -> tuple[Placement, GpuMemory | None]:
     """Return the policy's device by `settings`, and that GPU's memory (None on a CPU). `memory` is
     called with the first GPU's number and the number of GPUs.
@@ -29,18 +29,22 @@ def computed_on(
         ConfigError: there is no such device, or nobody knows its memory.
     """
     processes = settings.run.trainer_processes
-    where = place(settings.run.device, settings.training.dtype, found, ranks=processes)
-    if where.device == "cpu":
-        return where, None
-    if settings.training.dtype == "auto" and where.products == "float16" and settings.run.ranks > 1:
-        where = replace(where, products="float32")  # its loss scale is for one process
-    gpu = memory(int(where.device.partition(":")[2]), processes)
+    placement = place(settings.run.device, settings.training.dtype, hardware, ranks=processes)
+    if placement.device == "cpu":
+        return placement, None
+    if (
+        settings.training.dtype == "auto"
+        and placement.products == "float16"
+        and settings.run.ranks > 1
+    ):
+        placement = replace(placement, products="float32")  # its loss scale is for one process
+    gpu = memory(int(placement.device.partition(":")[2]), processes)
     if gpu is None:
         raise ConfigError(
-            f"neither nvidia-smi nor torch says how much memory of {where.device} is free: repair "
-            'the driver, or set run.device to "cpu"'
+            f"neither nvidia-smi nor torch says how much memory of {placement.device} is free: "
+            'repair the driver, or set run.device to "cpu"'
         )
-    return where, gpu
+    return placement, gpu
 
 
 def card(settings: Settings, vram: int) -> Machine:

@@ -31,21 +31,21 @@ _LEVELS: dict[str, Level] = {"bad": "error", "warning": "warning", "good": "ok"}
 
 def judge_network(report: NetworkReport) -> Iterator[Finding]:
     """Judge the network of a running node. The verdict of `status` comes first."""
-    for said in report.findings:
-        yield Finding(said.kind, _LEVELS[said.level], said.text, said.remedy)
+    for finding in report.findings:
+        yield Finding(finding.kind, _LEVELS[finding.level], finding.text, finding.remedy)
     yield from _judge_causes(report)
     yield from _judge_tries(report.tried)
     if report.tried and all(row.cause or row.kind == "coordinator" for row in report.tried):
         return  # what members found before says nothing about now
     reach = report.reach
-    found = judge_reach(reach)
+    reach_finding = judge_reach(reach)
     relays = [row for row in report.tried if row.kind == "relay"]
     if reach.kind == "relayed" and all(row.cause for row in relays):
-        found = found._replace(level="warning")
-    yield found
+        reach_finding = reach_finding._replace(level="warning")
+    yield reach_finding
     yield Finding("nat", "ok", NATS[reach.nat])
-    seen = [f"at {place(p.seen_ip, p.seen_port)} by {p.name}" for p in reach.probes]
-    yield Finding("seen", "ok", listed(seen) if seen else "by no member yet")
+    sightings = [f"at {place(p.seen_ip, p.seen_port)} by {p.name}" for p in reach.probes]
+    yield Finding("seen", "ok", listed(sightings) if sightings else "by no member yet")
     yield Finding("told", "ok", f"to others: {' '.join(report.addresses) or 'no address'}")
     if not relays:  # else the tries tell of each
         yield _relay(reach)
@@ -60,12 +60,14 @@ def judge_reach(reach: Verdict) -> Finding:
 
 
 def judge_addresses(
-    tried: Sequence[DialAttempt], further: Sequence[TriedRow] = ()
+    attempts: Sequence[DialAttempt], other_rows: Sequence[TriedRow] = ()
 ) -> Iterator[Finding]:
-    """Judge the nodes that ticket and settings name, and `further` tries."""
+    """Judge the nodes that ticket and settings name, and of further tries, `other_rows`."""
     yield Finding("reach", "ok", "known while the node runs: start it, and ask again")
-    rows = [TriedRow("address", each.where, each.seconds, each.cause()) for each in tried]
-    yield from _judge_tries([*rows, *further])
+    rows = [
+        TriedRow("address", attempt.where, attempt.seconds, attempt.cause()) for attempt in attempts
+    ]
+    yield from _judge_tries([*rows, *other_rows])
 
 
 async def try_addresses(addresses: Sequence[str]) -> list[DialAttempt]:
@@ -79,12 +81,12 @@ async def try_stored(peers: Sequence[KnownPeer]) -> list[TriedRow]:
 
     async def one(peer: KnownPeer, addresses: Sequence[str]) -> TriedRow:
         attempts = await attempt_all(addresses, knock, _MOST_ADDRESSES)
-        best = min(attempts, key=lambda each: each.outcome != "open")
-        return TriedRow("peer", short_id(peer.peer_id), best.seconds, best.cause())
+        best_attempt = min(attempts, key=lambda attempt: attempt.outcome != "open")
+        return TriedRow("peer", short_id(peer.peer_id), best_attempt.seconds, best_attempt.cause())
 
-    found = [(peer, _own_addresses(peer)) for peer in peers]
-    chosen = [(peer, own) for peer, own in found if own][:_MOST_TRIED]
-    return list(await asyncio.gather(*(one(peer, own) for peer, own in chosen)))
+    candidates = [(peer, _own_addresses(peer)) for peer in peers]
+    targets = [(peer, addresses) for peer, addresses in candidates if addresses][:_MOST_TRIED]
+    return list(await asyncio.gather(*(one(peer, addresses) for peer, addresses in targets)))
 
 
 def _own_addresses(peer: KnownPeer) -> list[str]:
@@ -95,32 +97,38 @@ def _own_addresses(peer: KnownPeer) -> list[str]:
 
 def _judge_causes(report: NetworkReport) -> Iterator[Finding]:
     """Tell the causes that neither the verdict nor a try tells."""
-    tried = [row.cause for row in report.tried if row.cause]
-    told = {(cause.code, cause.peer, where) for cause in tried for where in (cause.where, "")}
+    try_causes = [row.cause for row in report.tried if row.cause]
+    told_keys = {
+        (cause.code, cause.peer, location) for cause in try_causes for location in (cause.where, "")
+    }
     for cause in report.causes:
         text = told_here(cause)
-        verdict = any(text in said.text for said in report.findings)
-        if not verdict and (cause.code, cause.peer, cause.where) not in told:
+        verdict = any(text in finding.text for finding in report.findings)
+        if not verdict and (cause.code, cause.peer, cause.where) not in told_keys:
             yield Finding(cause.code, "warning", text, advice(cause))
 
 
-def _judge_tries(tried: Sequence[TriedRow]) -> Iterator[Finding]:
+def _judge_tries(rows: Sequence[TriedRow]) -> Iterator[Finding]:
     """Judge what was tried just now. It is an error if nobody answered."""
-    answered = [row for row in tried if row.cause is None and row.kind != "coordinator"]
-    for row in tried:
+    answered_rows = [row for row in rows if row.cause is None and row.kind != "coordinator"]
+    for row in rows:
         if row.cause is None:
             yield Finding(row.kind, "ok", f"{row.name} answers in {row.seconds * 1e3:.0f} ms")
             continue
         text, remedy = f"{told_here(row.cause)}, after {row.seconds:.1f} s", advice(row.cause)
-        if any(row.kind == "relay" for row in answered) if row.kind == "relay" else answered:
+        if (
+            any(row.kind == "relay" for row in answered_rows)
+            if row.kind == "relay"
+            else answered_rows
+        ):
             remedy += "; another one answers, which is enough"
         yield Finding(row.kind, "warning", text, remedy)
-    if not tried:
+    if not rows:
         remedy = "start with a ticket, or invite another machine: `swarm-node invite`"
         yield Finding("reached", "warning", "nobody to try: no address and no known peer", remedy)
-    elif all(row.kind == "coordinator" and row.cause is None for row in tried):
+    elif all(row.kind == "coordinator" and row.cause is None for row in rows):
         yield Finding("reached", "ok", "no peer to try yet: the coordinator introduces some")
-    elif not answered:
+    elif not answered_rows:
         remedy = "look at each line above; check this machine's own network first"
         yield Finding("reached", "error", "nobody is reached", remedy)
 
@@ -135,11 +143,11 @@ def _relay(reach: Verdict) -> Finding:
 def _clocks(reach: Verdict) -> Finding:
     if not reach.probes:
         return Finding("clocks", "ok", "no member to compare with")
-    ahead = statistics.median(probe.ahead for probe in reach.probes)
-    cause = Cause("clock", name=_few(reach), seconds=-ahead)
-    if abs(ahead) < _CLOCK_WARNING * CLOCK_SKEW_SECONDS:
+    offset = statistics.median(probe.ahead for probe in reach.probes)
+    cause = Cause("clock", name=_few(reach), seconds=-offset)
+    if abs(offset) < _CLOCK_WARNING * CLOCK_SKEW_SECONDS:
         return Finding("clocks", "ok", told_here(cause))
-    level: Level = "error" if abs(ahead) >= CLOCK_SKEW_SECONDS else "warning"
+    level: Level = "error" if abs(offset) >= CLOCK_SKEW_SECONDS else "warning"
     return Finding("clocks", level, told_here(cause), advice(cause))
 
 

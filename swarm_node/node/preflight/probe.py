@@ -87,12 +87,12 @@ def probe(device: str, cards: int = 1) -> Seen:
     first = int(device.partition(":")[2] or 0)
     command = [sys.executable, "-m", "swarm_node.node.preflight.probe", str(first), str(cards)]
     try:
-        done = bounded_run(command, _SECONDS)
+        result = bounded_run(command, _SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
         return NOTHING_SEEN._replace(fault=words_of(error)[:_MOST_CHARS])
-    complaint = done.stderr.decode(errors="replace").strip().rpartition("\n")[2][:_MOST_CHARS]
+    complaint = result.stderr.decode(errors="replace").strip().rpartition("\n")[2][:_MOST_CHARS]
     try:
-        answer = msgspec.json.decode(done.stdout.strip().rpartition(b"\n")[2], type=Answer)
+        answer = msgspec.json.decode(result.stdout.strip().rpartition(b"\n")[2], type=Answer)
     except msgspec.DecodeError:
         return NOTHING_SEEN._replace(fault=complaint or "torch did not answer")
     return judged(
@@ -104,11 +104,11 @@ def judged(answer: Answer) -> Seen:
     """Judge whether torch computes on the card, and in which types."""
     if not answer.gpus or answer.capability == (0, 0):
         return Seen(Hardware(answer.gpus, False), answer.fault)
-    shown = ".".join(map(str, answer.capability))
+    version = ".".join(map(str, answer.capability))
     fault = ""
     if answer.capability < LEAST_CAPABILITY:
-        least = ".".join(map(str, LEAST_CAPABILITY))
-        fault = f"its compute capability is {shown}, and the kernels of torch begin at {least}"
+        minimum = ".".join(map(str, LEAST_CAPABILITY))
+        fault = f"its compute capability is {version}, and the kernels of torch begin at {minimum}"
     elif "float32" not in answer.products:
         fault = f"no product is right on it: {answer.fault or 'no reason given'}"
     hardware = Hardware(
@@ -116,7 +116,7 @@ def judged(answer: Answer) -> Seen:
         answer.capability >= BFLOAT16_CAPABILITY and "bfloat16" in answer.products,
         "float16" in answer.products,
     )
-    memory = min((GpuMemory(*each) for each in answer.memory), default=None)
+    memory = min((GpuMemory(*sizes) for sizes in answer.memory), default=None)
     return Seen(hardware, fault, memory, answer.capability, answer.unshared)
 
 
@@ -133,20 +133,20 @@ def time_products(shape: ModelConfig) -> ProductTimes:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found = []
+        row_seconds = []
         for dtype in (torch.float32, torch.bfloat16):
-            typed, total = weight.to(dtype), 0.0
+            matrix, total = weight.to(dtype), 0.0
             for rows, times in ((_STEP_ROWS, 1), (_BATCH_ROWS, 2)):
-                given, best = torch.randn(rows, shape.hidden_size).to(dtype), float("inf")
+                inputs, best_seconds = torch.randn(rows, shape.hidden_size).to(dtype), float("inf")
                 for _ in range(_REPETITIONS):
-                    began = time.thread_time()
-                    F.linear(given, typed)
-                    best = min(best, time.thread_time() - began)
-                total += times * best / rows
-            found.append(max(total, 1e-9))
+                    start = time.thread_time()
+                    F.linear(inputs, matrix)
+                    best_seconds = min(best_seconds, time.thread_time() - start)
+                total += times * best_seconds / rows
+            row_seconds.append(max(total, 1e-9))
     finally:
         torch.set_num_threads(threads)
-    return ProductTimes(*found)
+    return ProductTimes(*row_seconds)
 
 
 def gpu_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
@@ -155,33 +155,33 @@ def gpu_memory(first: int = 0, count: int = 1) -> GpuMemory | None:
     memory."""
     command = shutil.which("nvidia-smi")
     names = [visible_gpu(index) for index in range(first, first + count)]
-    visible = ",".join(name for name in names if name)
+    gpu_ids = ",".join(name for name in names if name)
     if command is None or not all(names):
         return None
-    query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", visible]
+    query = ["--query-gpu=memory.free,memory.total", "--format=csv,noheader,nounits", "-i", gpu_ids]
     try:
-        done = bounded_run([command, *query], _SMI_SECONDS)
+        result = bounded_run([command, *query], _SMI_SECONDS)
     except (OSError, subprocess.SubprocessError):
         return None
-    return None if done.returncode else parse_gpu_memory(done.stdout)
+    return None if result.returncode else parse_gpu_memory(result.stdout)
 
 
 def visible_gpu(index: int) -> str | None:
     """Return nvidia-smi's name of the GPU with CUDA's number `index`; None without one."""
     limited = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = [str(index)] if limited is None else limited.split(",")[index : index + 1]
-    visible = "".join(names).strip()
-    known = re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", visible)
-    return visible if known else None
+    gpu_id = "".join(names).strip()
+    match = re.fullmatch(r"[0-9]{1,3}|(GPU|MIG)-[A-Za-z0-9/-]{1,80}", gpu_id)
+    return gpu_id if match else None
 
 
 def parse_gpu_memory(answer: bytes) -> GpuMemory | None:
     """Parse one line "free, total" in MiB for each card. Returns the card with the least free, None
     if a line is malformed."""
     lines = [re.fullmatch(rb"\s*(\d{1,9}), *(\d{1,9})\s*", line) for line in answer.splitlines()]
-    cards = [GpuMemory(int(one[1]) << 20, int(one[2]) << 20) for one in lines if one]
-    sound = all(0 < free <= total <= MOST_MEMORY for free, total in cards)
-    return min(cards) if cards and all(lines) and sound else None
+    cards = [GpuMemory(int(match[1]) << 20, int(match[2]) << 20) for match in lines if match]
+    is_valid = all(0 < free <= total <= MOST_MEMORY for free, total in cards)
+    return min(cards) if cards and all(lines) and is_valid else None
 
 
 def has_nvidia() -> bool:
@@ -232,17 +232,17 @@ def _unshared(gpu: int) -> str:
 
     numbers = torch.arange(_SHARED_BYTES, device=f"cuda:{gpu}") % 251
     try:
-        flat = numbers.to(torch.uint8)
-        handle = json.dumps(exported(flat))
+        byte_tensor = numbers.to(torch.uint8)
+        handle = json.dumps(exported(byte_tensor))
         torch.cuda.synchronize(gpu)
         module = "swarm_node.node.preflight.probe"
-        done = bounded_run([sys.executable, "-m", module, "map", handle, str(gpu)], _MAP_SECONDS)
+        result = bounded_run([sys.executable, "-m", module, "map", handle, str(gpu)], _MAP_SECONDS)
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
         return words_of(error).partition("\n")[0][:_MOST_CHARS]
-    if done.stdout.strip() == str(int(numbers.sum())).encode():
+    if result.stdout.strip() == str(int(numbers.sum())).encode():
         return ""
-    said = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return (said or "another process reads other bytes there")[:_MOST_CHARS]
+    message = result.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    return (message or "another process reads other bytes there")[:_MOST_CHARS]
 
 
 def _map(handle: str, gpu: int) -> int:

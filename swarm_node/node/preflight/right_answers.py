@@ -75,21 +75,27 @@ async def score_family(
     seeds = list(_seeds(info, family))
     if seconds < float("inf"):  # files are often sorted
         random.Random(len(seeds)).shuffle(seeds)  # noqa: S311 - the same order at every start
-    scored = known = failed = 0
-    shown: list[FailedAnswer] = []
-    until = SYSTEM_CLOCK.now() + seconds
+    scored_count = known_count = failed_count = 0
+    examples: list[FailedAnswer] = []
+    deadline = SYSTEM_CLOCK.now() + seconds
     for begin in range(0, len(seeds), _AT_ONCE):
         part = [
             TaskRef(info.name, info.version, family, seed)
             for seed in seeds[begin : begin + _AT_ONCE]
         ]
-        found = await host.score_answers(part)
-        scored, known, failed = scored + len(part), known + found.known, failed + len(found.failed)
-        shown = sorted([*shown, *found.failed], key=_line)[:SHOWN]
-        tell(f"right answers of {family}", scored, len(seeds))
-        if SYSTEM_CLOCK.now() >= until:
+        result = await host.score_answers(part)
+        scored_count, known_count, failed_count = (
+            scored_count + len(part),
+            known_count + result.known,
+            failed_count + len(result.failed),
+        )
+        examples = sorted([*examples, *result.failed], key=_line)[:SHOWN]
+        tell(f"right answers of {family}", scored_count, len(seeds))
+        if SYSTEM_CLOCK.now() >= deadline:
             break
-    return RightAnswers(family, len(seeds), scored, known, failed, shown, family in info.sizes)
+    return RightAnswers(
+        family, len(seeds), scored_count, known_count, failed_count, examples, family in info.sizes
+    )
 
 
 def _seeds(info: EnvironmentInfo, family: str) -> Iterable[int]:
@@ -103,40 +109,42 @@ def _seeds(info: EnvironmentInfo, family: str) -> Iterable[int]:
     return chain(range(training), range(first, first + held_out))
 
 
-def _line(failed: FailedAnswer) -> int:
-    number = _NUMBER.search(failed.place)
+def _line(failure: FailedAnswer) -> int:
+    number = _NUMBER.search(failure.place)
     return int(number[0]) if number else 0
 
 
-def judged(found: RightAnswers, accept: bool) -> Said | None:
+def judged(answers: RightAnswers, accept: bool) -> Said | None:
     """Judge the right answers of a family; None if none is known. `accept`: too many that fail are
     no reason to refuse it."""
-    if not found.known:
+    if not answers.known:
         return None
-    what = f"{found.known:,} {'rows' if found.listed else 'tasks'}"
-    if found.scored < found.total:
-        what += f", drawn by chance from {found.total:,},"
-    if not found.failed:
-        text = f"{found.family}: the right answers of {what} score 1"
+    subject = f"{answers.known:,} {'rows' if answers.listed else 'tasks'}"
+    if answers.scored < answers.total:
+        subject += f", drawn by chance from {answers.total:,},"
+    if not answers.failed:
+        text = f"{answers.family}: the right answers of {subject} score 1"
         return Said("answers", "good", text)
-    text = f"{found.family}: the right answers of {found.failed:,} of {what} do not score 1: "
-    text += "; ".join(_told(each) for each in found.shown)
-    if more := found.failed - len(found.shown):
-        text += f"; and {more:,} more"
+    text = (
+        f"{answers.family}: the right answers of {answers.failed:,} of {subject} do not score 1: "
+    )
+    text += "; ".join(_told(failure) for failure in answers.shown)
+    if extra_count := answers.failed - len(answers.shown):
+        text += f"; and {extra_count:,} more"
     remedy = "who writes the right answer gets nothing there: mend "
-    remedy += "these lines" if found.listed else "answer(), written() or score()"
-    if not found.refused:
+    remedy += "these lines" if answers.listed else "answer(), written() or score()"
+    if not answers.refused:
         return Said("answers", "warning", text, remedy)
-    if found.listed:
+    if answers.listed:
         remedy += ", or take another scoring or template (environment.options)"
     if accept:
         return Said("answers", "warning", text, remedy)
     return Said("answers", "bad", text, f"{remedy}, or all of it as it is (--allow-invalid)")
 
 
-def _told(failed: FailedAnswer) -> str:
-    answer = f'"{" ".join(failed.answer.split())}"' if failed.answer else "an answer"
-    return " ".join(filter(None, (failed.place and f"{failed.place},", answer, failed.why)))
+def _told(failure: FailedAnswer) -> str:
+    answer = f'"{" ".join(failure.answer.split())}"' if failure.answer else "an answer"
+    return " ".join(filter(None, (failure.place and f"{failure.place},", answer, failure.why)))
 
 
 class Rows(NamedTuple):
@@ -154,22 +162,25 @@ async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) 
         ConfigError: the environment cannot be had, or has no such family.
         UnknownTaskError, ChildError: see `score_family`.
     """
-    found = []
+    verdicts = []
     host = ProcessEnvironmentHost(table.name, table.options, table.families)
     try:
         info = await host.start()
         families = chosen_families(table.families, info)
         for family in families:
-            scored = await score_family(host, info, family, seconds / len(families))
-            said = judged(scored, table.allow_invalid)
-            found += [said] if said is not None else []
-        some = some_tasks(info.name, info.version, info.families)
-        prompts = await host.render(some)
+            answers = await score_family(host, info, family, seconds / len(families))
+            verdict = judged(answers, table.allow_invalid)
+            verdicts += [verdict] if verdict is not None else []
+        tasks = some_tasks(info.name, info.version, info.families)
+        prompts = await host.render(tasks)
     finally:
         await host.close()
-    findings = [Finding("rows", _LEVELS[said.level], said.text, said.remedy) for said in found]
-    chosen = [text for task, text in zip(some, prompts, strict=True) if task.family in families]
-    return Rows(findings, max(map(_size, prompts)), min(chosen, key=_size, default=""))
+    findings = [
+        Finding("rows", _LEVELS[verdict.level], verdict.text, verdict.remedy)
+        for verdict in verdicts
+    ]
+    texts = [text for task, text in zip(tasks, prompts, strict=True) if task.family in families]
+    return Rows(findings, max(map(_size, prompts)), min(texts, key=_size, default=""))
 
 
 def _size(text: str) -> int:
@@ -183,8 +194,8 @@ def check_rows(table: EnvironmentTable) -> Rows:
         ConfigError: too many of its right answers do not score 1, or it cannot be had.
         UnknownTaskError, ChildError: see `score_family`.
     """
-    found = asyncio.run(examine_rows(table))
-    for each in found.findings:
-        if each.level == "error":
-            raise ConfigError(f"environment.options: {each.found}: {each.remedy}")
-    return found
+    rows = asyncio.run(examine_rows(table))
+    for finding in rows.findings:
+        if finding.level == "error":
+            raise ConfigError(f"environment.options: {finding.found}: {finding.remedy}")
+    return rows

@@ -109,7 +109,7 @@ class FactsFile(msgspec.Struct, frozen=True):
 
 def stored(facts: Facts) -> StoredFacts:
     """Return the facts to write."""
-    seen, card = facts.seen, facts.card
+    probe_result, card = facts.seen, facts.card
     return StoredFacts(
         system=facts.system,
         python=facts.python,
@@ -117,7 +117,10 @@ def stored(facts: Facts) -> StoredFacts:
         smi_fault=facts.smi_fault,
         torch=None if facts.torch is None else StoredTorch(*facts.torch),
         seen=StoredSeen(
-            seen.hardware.gpus, seen.hardware.bfloat16, seen.hardware.float16, *seen[1:]
+            probe_result.hardware.gpus,
+            probe_result.hardware.bfloat16,
+            probe_result.hardware.float16,
+            *probe_result[1:],
         ),
         vllm=None if facts.vllm is None else StoredVllm(*facts.vllm),
         bitsandbytes=facts.bitsandbytes,
@@ -147,40 +150,46 @@ def read_facts(path: Path, home: Path) -> Facts:
     if len(text) > _MOST_BYTES:
         raise ConfigError(f"{path} is larger than {_MOST_BYTES:,} bytes: {remedy}")
     try:
-        found = msgspec.json.decode(text, type=FactsFile)
+        facts_file = msgspec.json.decode(text, type=FactsFile)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path} has no facts of a machine ({error}): {remedy}") from error
-    if found.schema != SCHEMA:
-        raise ConfigError(f"{path} has schema {found.schema}, not {SCHEMA}: {remedy}")
-    return _facts(found.facts, home)
+    if facts_file.schema != SCHEMA:
+        raise ConfigError(f"{path} has schema {facts_file.schema}, not {SCHEMA}: {remedy}")
+    return _facts(facts_file.facts, home)
 
 
-def _facts(kept: StoredFacts, home: Path) -> Facts:
-    card, seen, torch, vllm, now = kept.card, kept.seen, kept.torch, kept.vllm, time.time()
+def _facts(facts: StoredFacts, home: Path) -> Facts:
+    card, probe_result, torch, vllm, now = (
+        facts.card,
+        facts.seen,
+        facts.torch,
+        facts.vllm,
+        time.time(),
+    )
     return Facts(
-        system=kept.system,
-        python=kept.python,
+        system=facts.system,
+        python=facts.python,
         card=Card(card.name, card.driver, card.cuda, _memory(card.memory)) if card else None,
-        smi_fault=kept.smi_fault,
+        smi_fault=facts.smi_fault,
         holders=(),
         torch=Torch(torch.version, torch.cuda) if torch else None,
         seen=Seen(
-            Hardware(seen.gpus, seen.bfloat16, seen.float16),
-            seen.fault,
-            _memory(seen.memory),
-            seen.capability,
-            seen.unshared,
+            Hardware(probe_result.gpus, probe_result.bfloat16, probe_result.float16),
+            probe_result.fault,
+            _memory(probe_result.memory),
+            probe_result.capability,
+            probe_result.unshared,
         ),
         vllm=VllmBuild(vllm.name, vllm.version, vllm.on_cpu, vllm.torch) if vllm else None,
-        bitsandbytes=kept.bitsandbytes,
+        bitsandbytes=facts.bitsandbytes,
         libp2p=True,
         extras=frozenset(),
-        compiler="a C compiler" if kept.compiler else None,
-        headers=kept.headers,
-        memory=kept.memory,
-        shared=kept.shared,
-        temporary=kept.temporary,
-        disk=kept.disk,
+        compiler="a C compiler" if facts.compiler else None,
+        headers=facts.headers,
+        memory=facts.memory,
+        shared=facts.shared,
+        temporary=facts.temporary,
+        disk=facts.disk,
         now=now,
         built=now,
         synchronized=None,
@@ -189,7 +198,7 @@ def _facts(kept: StoredFacts, home: Path) -> Facts:
         busy=(),
         ticket=None,
         membership=None,
-        products=ProductTimes(*kept.products) if kept.products else None,
+        products=ProductTimes(*facts.products) if facts.products else None,
     )
 
 

@@ -39,14 +39,14 @@ def of_choice(settings: Settings) -> Iterator[Check]:
     yield Check("environment", choice)
 
 
-def of_model(settings: Settings, model: Model, tried: Tried, checkpoints: Path) -> Iterator[Check]:
-    """The checks of a model that was read, for an environment that was `tried`, and of what is
+def of_model(settings: Settings, model: Model, trial: Tried, checkpoints: Path) -> Iterator[Check]:
+    """The checks of a model that was read, for an environment by its `trial`, and of what is
     stored under `checkpoints`. `settings` are those of the start."""
-    yield Check("dialogues", partial(_check_dialogues, settings, model, tried))
-    longest = settings.sampling.max_new_tokens
-    yield Check("positions", partial(check_positions, model.codec, longest))
+    yield Check("dialogues", partial(_check_dialogues, settings, model, trial))
+    max_tokens = settings.sampling.max_new_tokens
+    yield Check("positions", partial(check_positions, model.codec, max_tokens))
     codec = model.codec.asking(Asking.of(settings.environment.options).system)
-    yield Check("prompts", partial(check_prompts, codec, longest, tried.shortest))
+    yield Check("prompts", partial(check_prompts, codec, max_tokens, trial.shortest))
     rank, base = settings.training.lora_rank, model.policy.model
     yield Check("checkpoints", partial(_check_newest, checkpoints, rank, base))
 
@@ -60,46 +60,46 @@ def refused(checks: Iterable[Check]) -> Iterator[Finding]:
             yield Finding(check.subject, "error", *error.parted())
 
 
-def check_positions(codec: Codec, longest: int) -> None:
-    """Refuse answers of `longest` tokens that leave no room for a prompt.
+def check_positions(codec: Codec, max_tokens: int) -> None:
+    """Refuse answers of `max_tokens` tokens that leave no room for a prompt.
 
     Raises:
         ModelError: they do.
     """
-    if not codec.fits((), longest + 1):
+    if not codec.fits((), max_tokens + 1):
         raise ModelError(
-            f"sampling.max_new_tokens is {longest} and the model has {codec.positions} positions, "
-            "for prompt and answer together",
+            f"sampling.max_new_tokens is {max_tokens} and the model has {codec.positions} "
+            "positions, for prompt and answer together",
             "lower it",
         )
 
 
-def check_prompts(codec: Codec, longest: int, shortest: str) -> None:
-    """Refuse a list whose questions are all too long for the model, by the `shortest` of some of
-    its prompts; "": it is not known.
+def check_prompts(codec: Codec, max_tokens: int, shortest_prompt: str) -> None:
+    """Refuse a list whose questions are all too long for the model, by the `shortest_prompt` of
+    some of its prompts; "": it is not known.
 
     Raises:
         ModelError: it is.
     """
-    if not shortest:
+    if not shortest_prompt:
         return
-    prompt_ids = codec.encode_prompt(shortest)
-    if not codec.fits(prompt_ids, longest):
+    prompt_ids = codec.encode_prompt(shortest_prompt)
+    if not codec.fits(prompt_ids, max_tokens):
         left = codec.positions - len(prompt_ids)
         lower = f"lower it to {left:,} or less, " if left > 0 else ""
         raise ModelError(
             f"no prompt that was tried fits the model's {codec.positions:,} positions: the "
-            f"shortest has {len(prompt_ids):,} tokens, and its answer may have {longest:,} "
+            f"shortest has {len(prompt_ids):,} tokens, and its answer may have {max_tokens:,} "
             f"(sampling.max_new_tokens): {lower}take shorter questions, or a model with more "
             "positions"
         )
 
 
-def _check_dialogues(settings: Settings, model: Model, tried: Tried) -> None:
+def _check_dialogues(settings: Settings, model: Model, trial: Tried) -> None:
     try:
-        check_groups(tried, model.codec, settings.sampling)
+        check_groups(trial, model.codec, settings.sampling)
     except ModelError as error:
-        raise ModelError(f"{settings.model} cannot play {tried.name}: {error}") from error
+        raise ModelError(f"{settings.model} cannot play {trial.name}: {error}") from error
 
 
 def _check_newest(checkpoints: Path, rank: int, base: bytes) -> None:

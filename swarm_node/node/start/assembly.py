@@ -72,13 +72,13 @@ def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Sha
     )
 
 
-def make_learner(settings: Settings, parts: Parts, shared: Shared) -> Learner:
+def make_learner(settings: Settings, parts: Parts, shared_state: Shared) -> Learner:
     """Make the node's learner."""
     return Learner(
         parts,
-        shared,
-        Mixer(mixture_settings(settings), shared.tally, shared.buffer),
-        _rng("train", settings, shared.local.peer_id),
+        shared_state,
+        Mixer(mixture_settings(settings), shared_state.tally, shared_state.buffer),
+        _rng("train", settings, shared_state.local.peer_id),
         correction=settings.experience.external_correction,
         advantage=settings.training.advantage,
         group_size=settings.sampling.group_size,
@@ -91,22 +91,22 @@ class Assembly:
 
     def __init__(self, settings: Settings, membership: Membership, parts: Parts) -> None:
         self.settings, self.chain = settings, membership.chain
-        self.shared = shared = make_shared(settings, membership, parts)
-        self.local, self.tally = shared.local, shared.tally
+        self.shared = shared_state = make_shared(settings, membership, parts)
+        self.local, self.tally = shared_state.local, shared_state.tally
         #: The node's transport, with relays for peers that cannot be dialled.
         self.reaching = reaching = ReachingTransport(
-            shared.local,
+            shared_state.local,
             parts.transport,
             mode=settings.network.relay,
-            dialable=parts.dialable,
-            wants=shared.wants,
+            is_dialable=parts.dialable,
+            wants=shared_state.wants,
             rng=self.rng("reach"),
             lan=parts.lan,
-            answered=parts.answered,
+            journal=parts.answered,
         )
         self.parts = replace(parts, transport=reaching)
         parts.reach.relays = lambda: [
-            Relay(name_of(shared.members, relay)) for relay in reaching.relays.kept()
+            Relay(name_of(shared_state.members, relay)) for relay in reaching.relays.kept()
         ]
 
     def rng(self, purpose: str) -> random.Random:
@@ -117,7 +117,7 @@ class Assembly:
         return {
             "settings": self.settings,
             "parts": self.parts,
-            "shared": self.shared,
+            "shared_state": self.shared,
             "reaching": self.reaching,
             "learner": make_learner(self.settings, self.parts, self.shared),
             "open_work": self.open_work,
@@ -140,15 +140,15 @@ class Assembly:
             own_families=families,
             levels=levels,
             tasks=settings.run.eval_tasks,
-            earlier=evals[-1].seconds if evals else 0.0,
+            elapsed=evals[-1].seconds if evals else 0.0,
             tally=self.tally,
-            least=settings.run.eval_seconds,
+            min_pause=settings.run.eval_seconds,
             tries=_EVAL_TRIES,
         )
         maker, verifier = self.maker(info, judging, tasks), self.verifier(info, judging)
         use_secret = parts.transport.use_secret
-        own = Credentials(local, self.chain, office=parts.office, use_secret=use_secret)
-        exchange, prober, puncher = self.exchange(own, verifier)
+        credentials = Credentials(local, self.chain, office=parts.office, use_secret=use_secret)
+        exchange, prober, puncher = self.exchange(credentials, verifier)
         company = Company(
             exchange.meeting,
             reaching=self.reaching,
@@ -159,8 +159,8 @@ class Assembly:
             poll_seconds=settings.network.poll_seconds,
             version=lambda: parts.trainer.version,
         )
-        coordinating = self.coordinating(own, exchange.meeting)
-        workers = exchange, company, levels, own.me, prober, puncher, coordinating
+        coordinating = self.coordinating(credentials, exchange.meeting)
+        workers = exchange, company, levels, credentials.me, prober, puncher, coordinating
         return Work(tasks, judging, maker, evaluator, *workers)
 
     def maker(self, info: EnvironmentInfo, judging: Judging, tasks: FittingTasks) -> RolloutMaker:
@@ -182,7 +182,7 @@ class Assembly:
 
     def verifier(self, info: EnvironmentInfo, judging: Judging) -> GroupVerifier:
         sampling, parts, codec = self.settings.sampling, self.parts, self.parts.codec
-        expected = Expected(
+        expectations = Expected(
             info.name,
             info.version,
             frozenset(info.families),
@@ -194,7 +194,7 @@ class Assembly:
         dialogues = Dialogues(judging.dialogues_of_peer, partial(dialogues_fit, codec))
         return GroupVerifier(
             self.local.swarm_id,
-            expected,
+            expectations,
             parts.storage,
             judging.of_peer,
             partial(check_tokens, codec),
@@ -203,18 +203,18 @@ class Assembly:
         )
 
     def exchange(
-        self, own: Credentials, verifier: GroupVerifier
+        self, credentials: Credentials, verifier: GroupVerifier
     ) -> tuple[Exchange, Prober | None, Puncher | None]:
         """Make what asks peers, and the server on the node's transport, which answers them."""
-        shared, tally, reaching = self.shared, self.tally, self.reaching
+        shared_state, tally, reaching = self.shared, self.tally, self.reaching
         rng = self.rng("share")  # of server and exchange
 
         def let_go(peer_id: str) -> None:
-            peer = shared.directory.get(peer_id)
+            peer = shared_state.directory.get(peer_id)
             if peer is not None:
-                shared.former[peer_id] = peer
-            shared.directory.forget(peer_id)
-            shared.buffer.forget(peer_id)
+                shared_state.former[peer_id] = peer
+            shared_state.directory.forget(peer_id)
+            shared_state.buffer.forget(peer_id)
 
         def on_pull() -> None:
             tally.groups.sent += 1
@@ -222,26 +222,26 @@ class Assembly:
         exchange = open_exchange(
             self.local,
             transport=reaching,
-            credentials=own,
+            credentials=credentials,
             let_go=let_go,
             storage=self.parts.storage,
             verifier=verifier,
-            traffic=shared.traffic,
-            effort=shared.effort,
+            traffic=shared_state.traffic,
+            effort=shared_state.effort,
             rng=rng,
             relays=lambda: reaching.serves,
             publisher=self.parts.publisher,
         )
         reaching.relays.introduce = exchange.asker.introduce
-        further, prober, puncher = self.probing(exchange.asker)
+        extra_handlers, prober, puncher = self.probing(exchange.asker)
         Server(
             self.local,
             transport=reaching,
-            credentials=own,
+            credentials=credentials,
             storage=self.parts.storage,
-            traffic=shared.traffic,
+            traffic=shared_state.traffic,
             rng=rng,
-            further=further,
+            extra_handlers=extra_handlers,
             on_pull=on_pull,
         )
         return exchange, prober, puncher
@@ -265,7 +265,7 @@ class Assembly:
             local.peer_id,
             partial(place_of, reach),
             ask=ask,
-            dial=partial(reaching.dial, held=True),
+            dial=partial(reaching.dial, is_punch=True),
             issuer=local.members.issuer,
             clock=self.parts.clock,
         )
@@ -273,7 +273,7 @@ class Assembly:
         answers = {PROBE: server.answer, PROBE_FOR: server.answer_for, PUNCH: puncher.answer}
         return answers, prober, puncher
 
-    def coordinating(self, own: Credentials, meeting: Meeting) -> Coordinating | None:
+    def coordinating(self, credentials: Credentials, meeting: Meeting) -> Coordinating | None:
         """Make the loop with the coordinator, if the settings or the ticket name one."""
         url = self.settings.network.coordinator
         if not url:
@@ -283,7 +283,7 @@ class Assembly:
         return Coordinating(
             self.local,
             url,
-            credentials=own,
+            credentials=credentials,
             meeting=meeting,
             keeper=self.parts.office,
             rng=self.rng("coordinate"),

@@ -71,20 +71,20 @@ _log = structlog.get_logger(__name__)
 
 
 def build_parts(
-    settings: Settings, home: Home, membership: Membership, model: Model, found: Fit
+    settings: Settings, home: Home, membership: Membership, model: Model, model_fit: Fit
 ) -> Parts:
-    """Make the parts of a real node that trains `model` as `found` says.
+    """Make the parts of a real node that trains `model` as `model_fit` says.
 
     Raises:
         ModelError, HomeError: the model or the home cannot be used.
         ConfigError: settings do not fit together, or the machine.
         WeightsError: there is no room for policy versions.
     """
-    sampler = make_sampler(settings, model, found)
+    sampler = make_sampler(settings, model, model_fit)
     environment = make_environment(settings)
     codec = model.codec.within(sampler.positions).asking(environment.system)
     check_positions(codec, settings.sampling.max_new_tokens)  # the sampler's may be fewer
-    trainer = _make_trainer(settings, home, membership.identity.peer_id, model, found)
+    trainer = _make_trainer(settings, home, membership.identity.peer_id, model, model_fit)
 
     def children() -> dict[str, int | None]:
         return {"trainer": trainer.pid, "engine": sampler.pid}
@@ -98,7 +98,7 @@ def build_parts(
         memory=memory_in_use,
         guests=Guests(sampler),
         checkpoint_seconds=_CHECKPOINT_SECONDS,
-        turns=found.job.turns,
+        turns=model_fit.job.turns,
         climbs=model.config.weight_count >= PRETRAINED_WEIGHTS,
         **parts_of_home(settings, home, membership, environment, children),
     )
@@ -161,8 +161,8 @@ def _make_transport(
             membership.identity,
             listen=listen,
             announce=network.advertise,
-            configured=network.bootstrap,
-            found=reach.found,
+            bootstrap=network.bootstrap,
+            seen_addresses=reach.found,
             rng=rng,
         )
     return HivemindTransport(
@@ -171,15 +171,15 @@ def _make_transport(
         secret=membership.swarm.secret,
         listen=listen,
         announce=network.advertise,
-        configured=network.bootstrap,
-        found=reach.found,
+        bootstrap=network.bootstrap,
+        seen_addresses=reach.found,
         state_dir=home.path,
         rng=rng,
     )
 
 
 def _make_trainer(
-    settings: Settings, home: Home, peer_id: str, model: Model, found: Fit
+    settings: Settings, home: Home, peer_id: str, model: Model, model_fit: Fit
 ) -> ProcessTrainer:
     run, hosts = settings.run, None
     threads = torch_threads(settings, model.config)
@@ -191,32 +191,34 @@ def _make_trainer(
     return ProcessTrainer(
         model.directory,
         home.checkpoints,
-        shared_memory_dir(peer_id, need=shared_bytes(model.config, found)),
-        trainer_settings(settings, found),
+        shared_memory_dir(peer_id, need=shared_bytes(model.config, model_fit)),
+        trainer_settings(settings, model_fit),
         digest=model.policy.model,
         threads=threads,
         hosts=hosts,
     )
 
 
-def make_sampler(settings: Settings, model: Model, found: Fit) -> TorchSampler | FallbackSampler:
-    """Make the sampler. `found` says which one, and its share of the GPU.
+def make_sampler(
+    settings: Settings, model: Model, model_fit: Fit
+) -> TorchSampler | FallbackSampler:
+    """Make the sampler. `model_fit` says which one, and its share of the GPU.
 
     Raises:
         ModelError: the model cannot be sampled by it, or vLLM is not installed.
         ConfigError: it cannot do what the settings ask.
     """
-    if not found.vllm:
-        return make_built_in(settings, model, found)
+    if not model_fit.vllm:
+        return make_built_in(settings, model, model_fit)
     from swarm_node.policy.sampling.fallback import FallbackSampler
     from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 
-    plan = engine_plan(settings, model.config, found)
+    plan = engine_plan(settings, model.config, model_fit)
     engine = VllmSampler.from_directory(model.directory, plan, codec=model.codec)
-    return FallbackSampler(engine, partial(make_built_in, settings, model, found))
+    return FallbackSampler(engine, partial(make_built_in, settings, model, model_fit))
 
 
-def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
+def make_built_in(settings: Settings, model: Model, model_fit: Fit) -> TorchSampler:
     """Make the built-in sampler, by choice or in place of an engine that failed.
 
     Raises:
@@ -224,20 +226,22 @@ def make_built_in(settings: Settings, model: Model, found: Fit) -> TorchSampler:
     """
     return TorchSampler.from_directory(
         model.directory,
-        found.where,
+        model_fit.where,
         codec=model.codec,
-        max_rows=most_rows(model.config, found),
-        shape=cache_shape(settings, model.config, found),
+        max_rows=most_rows(model.config, model_fit),
+        shape=cache_shape(settings, model.config, model_fit),
         threads=torch_threads(settings, model.config),
-        shares=found.shares_base,
-        nf4=found.training.nf4,
+        shares=model_fit.shares_base,
+        nf4=model_fit.training.nf4,
     )
 
 
-def _openai(parts: Parts, model: Model, longest: Callable[[], int]) -> OpenAIServer | None:
+def _openai(parts: Parts, model: Model, token_limit: Callable[[], int]) -> OpenAIServer | None:
     if parts.guests is None:
         return None
-    return OpenAIServer(parts.guests, parts.codec, model=model_name(model.name), longest=longest)
+    return OpenAIServer(
+        parts.guests, parts.codec, model=model_name(model.name), token_limit=token_limit
+    )
 
 
 async def run_node(
@@ -289,15 +293,15 @@ async def _run(
         node.leave_if_refused(home.bootstraps())
 
     def reload() -> Reloaded:
-        changed, told = reloading.reload(node.settings)
-        node.adopt(changed)
-        set_up_logging(changed.verbose, changed.log_format, warnings_only=screen.draws)
-        return told
+        settings, report = reloading.reload(node.settings)
+        node.adopt(settings)
+        set_up_logging(settings.verbose, settings.log_format, warnings_only=screen.draws)
+        return report
 
     control = ControlServer(
         home.control_file,
         snapshot=node.snapshot,
-        history=lambda since: HistoryReport(SCHEMA, parts.history.since(since)),
+        history=lambda start_time: HistoryReport(SCHEMA, parts.history.since(start_time)),
         network=node.network,
         evaluate=node.evaluate,
         ping=node.ping,
@@ -321,9 +325,9 @@ async def _run(
         raise
     else:
         async with tracking(start.settings.run.track, home.path):
-            ended = await node.run(on_running, screen.step)
-        if ended is not None:
-            screen.ended(ended)
+            end = await node.run(on_running, screen.step)
+        if end is not None:
+            screen.ended(end)
         if node.belonging is not None and node.belonging.refusal is not None:
             raise node.belonging.refusal
     finally:

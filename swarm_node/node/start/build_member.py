@@ -47,11 +47,11 @@ async def run_member(
     home: Home,
     membership: Membership,
     model: Model,
-    opened: Callable[[ProgramNode, asyncio.AbstractEventLoop], None],
-    running: Callable[[], None],
+    on_opened: Callable[[ProgramNode, asyncio.AbstractEventLoop], None],
+    on_running: Callable[[], None],
 ) -> None:
-    """Run a member for a program until it is stopped. `opened` gets it and its loop before it
-    starts, and `running` is called once peers can dial it.
+    """Run a member for a program until it is stopped. `on_opened` gets it and its loop before it
+    starts, and `on_running` is called once peers can dial it.
 
     Raises:
         SwarmNodeError: it cannot start, or go on.
@@ -59,5 +59,5 @@ async def run_member(
     policy = ProgramPolicy(home)
     parts = member_parts(settings, home, membership, model, policy)
     member = assemble_member(settings, membership, parts, policy)
-    opened(member, asyncio.get_running_loop())
-    await member.run(lambda _: running())
+    on_opened(member, asyncio.get_running_loop())
+    await member.run(lambda _: on_running())

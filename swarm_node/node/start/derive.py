@@ -66,73 +66,75 @@ class Resolved:
 
 
 def resolve_start(
-    given: Settings,
+    user_settings: Settings,
     origins: Mapping[str, str],
     home: Home,
-    named: Sequence[str],
+    addresses: Sequence[str],
     shape: ModelConfig,
     machine: Machine,
-    tried: Tried | None = None,
+    trial: Tried | None = None,
 ) -> Resolved:
-    """Resolve the settings `given` of a start, once: by the newest checkpoint of `home`, a model of
-    `shape`, the `machine`, the environment that was `tried` (None: one of unknown questions), and
-    the addresses that the ticket `named`. What the user set stays.
+    """Resolve the `user_settings` of a start, once: by the newest checkpoint of `home`, a model of
+    `shape`, the `machine`, the environment's `trial` (None: one of unknown questions), and
+    the ticket's `addresses`. What the user set stays.
 
     Raises:
         ModelError, ConfigError: see `fit`.
     """
-    going_on = resumed(given, home.checkpoints)
-    suited = for_model(going_on, shape)
+    going_on = resumed(user_settings, home.checkpoints)
+    model_settings = for_model(going_on, shape)
     lengths = Lengths()
-    if tried is not None:
-        lengths = Lengths(tried.turns, prompt_bytes(tried, suited.environment.options))
-    demand = demand_of(suited, shape, lengths)
-    found = fit(demand, machine)
-    rows = 0 if found.plan is None else found.plan.rows
-    trained = for_training(suited, demand, found.training, rows)
-    settings = _dialling(trained, named)
-    told, before = dict(origins), given
-    for source, after in (
+    if trial is not None:
+        lengths = Lengths(trial.turns, prompt_bytes(trial, model_settings.environment.options))
+    demand = demand_of(model_settings, shape, lengths)
+    model_fit = fit(demand, machine)
+    rows = 0 if model_fit.plan is None else model_fit.plan.rows
+    tuned_settings = for_training(model_settings, demand, model_fit.training, rows)
+    settings = _dialling(tuned_settings, addresses)
+    sources, previous_layer = dict(origins), user_settings
+    for source, next_layer in (
         ("the newest checkpoint", going_on),
-        ("the model", suited),
-        ("what is trained", trained),
+        ("the model", model_settings),
+        ("what is trained", tuned_settings),
         ("the ticket", settings),
     ):
-        told |= dict.fromkeys(differing(before, after), source)
-        before = after
-    alone = partial(fit, demand, replace(machine, ipc=False))
-    return Resolved(settings, found, told, alone)
+        sources |= dict.fromkeys(differing(previous_layer, next_layer), source)
+        previous_layer = next_layer
+    unshared_fit = partial(fit, demand, replace(machine, ipc=False))
+    return Resolved(settings, model_fit, sources, unshared_fit)
 
 
-def _dialling(settings: Settings, named: Sequence[str]) -> Settings:
-    """Return `settings` with the peers and the coordinator among the addresses `named`."""
-    network, urls = settings.network, [coordinator_url(address) for address in named]
-    peers = [address for address, url in zip(named, urls, strict=True) if url is None]
-    changed: dict[str, Any] = {"bootstrap": [*network.bootstrap, *peers]}
-    changed["coordinator"] = network.coordinator or next(filter(None, urls), "")
-    return settings.model_copy(update={"network": network.model_copy(update=changed)})
+def _dialling(settings: Settings, addresses: Sequence[str]) -> Settings:
+    """Return `settings` with the peers and the coordinator among `addresses`."""
+    network, urls = settings.network, [coordinator_url(address) for address in addresses]
+    peers = [address for address, url in zip(addresses, urls, strict=True) if url is None]
+    updates: dict[str, Any] = {"bootstrap": [*network.bootstrap, *peers]}
+    updates["coordinator"] = network.coordinator or next(filter(None, urls), "")
+    return settings.model_copy(update={"network": network.model_copy(update=updates)})
 
 
-def member_settings(given: Settings, shape: ModelConfig, named: Sequence[str]) -> Settings:
+def member_settings(
+    user_settings: Settings, shape: ModelConfig, addresses: Sequence[str]
+) -> Settings:
     """Return the settings of a member for a program that trains a model of `shape`. "auto" is a
     choice of the trainer that it does not have."""
-    settings = _dialling(for_model(given, shape), named)
+    settings = _dialling(for_model(user_settings, shape), addresses)
     if settings.experience.external != "auto":
         return settings
     experience = settings.experience.model_copy(update={"external": _MOST_DRAWN})
     return settings.model_copy(update={"experience": experience})
 
 
-def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSettings:
-    """Return the trainer's settings. `found` fills in the settings that the user left open, and
-    keeps the others. Without `found`, all is as set, and no memory is spared."""
+def trainer_settings(settings: Settings, model_fit: Fit | None = None) -> TrainerSettings:
+    """Return the trainer's settings. `model_fit` fills in the settings that the user left open, and
+    keeps the others. Without `model_fit`, all is as set, and no memory is spared."""
     device, dtype, canary = settings.run.device, settings.training.dtype, True
-    if found is None:
-        found = Fit(ON_CPU, vllm=False, training=_as_set(settings))
+    if model_fit is None:
+        model_fit = Fit(ON_CPU, vllm=False, training=_as_set(settings))
     else:  # what the start decided is not decided once more
-        device, dtype = found.where.device, found.where.products
-        canary = found.vllm or dtype == "float16"  # which it shows to overflow
-    training = found.training
+        device, dtype = model_fit.where.device, model_fit.where.products
+        canary = model_fit.vllm or dtype == "float16"  # which it shows to overflow
+    training = model_fit.training
     return TrainerSettings(
         loss=settings.training.loss,
         learning_rate=settings.training.learning_rate,
@@ -143,13 +145,13 @@ def trainer_settings(settings: Settings, found: Fit | None = None) -> TrainerSet
         activation_checkpointing=training.checkpointing,
         lora_rank=training.lora_rank,
         base="nf4" if training.nf4 else "whole",
-        published=_published(found),
+        published=_published(model_fit),
         optimizer=settings.training.optimizer,
         device=device,
         dtype=dtype,
         processes=settings.run.trainer_processes,
         hosts=settings.run.hosts,
-        gives_back=found.plan is not None and found.plan.sharing == "sleep",
+        gives_back=model_fit.plan is not None and model_fit.plan.sharing == "sleep",
         canary=canary,
         seed=settings.run.seed,
     )
@@ -159,7 +161,7 @@ def _as_set(settings: Settings) -> TrainingMethod:
     return TrainingMethod(settings.training.lora_rank, nf4=settings.training.base == "nf4")
 
 
-def engine_plan(settings: Settings, model: ModelConfig, found: Fit) -> EnginePlan:
+def engine_plan(settings: Settings, model: ModelConfig, model_fit: Fit) -> EnginePlan:
     """Return the limits of vLLM: those in the plan of the GPU, if there is one.
 
     Raises:
@@ -167,52 +169,52 @@ def engine_plan(settings: Settings, model: ModelConfig, found: Fit) -> EnginePla
     """
     return plan_engine(
         model,
-        where=found.where,
-        max_rows=found.job.rows,
-        max_new_tokens=_longest(settings, found),
-        lora_rank=found.training.lora_rank,
+        placement=model_fit.where,
+        max_rows=model_fit.job.rows,
+        max_new_tokens=_longest(settings, model_fit),
+        lora_rank=model_fit.training.lora_rank,
         threads=torch_threads(settings, model),
-        share=None if found.plan is None else found.plan.engine,
-        nf4=found.training.nf4,
-        shares_base=found.shares_base,
+        share=None if model_fit.plan is None else model_fit.plan.engine,
+        nf4=model_fit.training.nf4,
+        shares_base=model_fit.shares_base,
     )
 
 
-def cache_shape(settings: Settings, model: ModelConfig, found: Fit) -> CacheShape | None:
+def cache_shape(settings: Settings, model: ModelConfig, model_fit: Fit) -> CacheShape | None:
     """Return the shape of the built-in sampler's cache on a GPU, from the plan if there is one.
     None on a CPU, where the cache grows with each batch."""
-    if found.where.device == "cpu":
+    if model_fit.where.device == "cpu":
         return None
-    rows = found.job.rows if found.plan is None else found.plan.rows
+    rows = model_fit.job.rows if model_fit.plan is None else model_fit.plan.rows
     # Matrix products on a GPU want rows of 16 bytes.
-    context = context_tokens(model, _longest(settings, found), found.job.prompt_tokens)
+    context = context_tokens(model, _longest(settings, model_fit), model_fit.job.prompt_tokens)
     return CacheShape(rows, -(-context // 8) * 8)
 
 
-def most_rows(model: ModelConfig, found: Fit) -> int:
+def most_rows(model: ModelConfig, model_fit: Fit) -> int:
     """Return the most answers that the built-in sampler samples at once. On a CPU, where the cache
     grows with each batch, an evaluation has no more of them than the plan. Those of a small model
     take next to nothing, and it is faster with many."""
-    planned = found.where.device == "cpu" and model.weight_count >= PRETRAINED_WEIGHTS
-    return min(MAX_ROWS, found.job.rows) if planned else MAX_ROWS
+    planned = model_fit.where.device == "cpu" and model.weight_count >= PRETRAINED_WEIGHTS
+    return min(MAX_ROWS, model_fit.job.rows) if planned else MAX_ROWS
 
 
-def _longest(settings: Settings, found: Fit) -> int:
+def _longest(settings: Settings, model_fit: Fit) -> int:
     """Tokens that may follow a prompt in all turns that were planned for."""
-    return replace(found.job, max_new_tokens=settings.sampling.max_new_tokens).longest
+    return replace(model_fit.job, max_new_tokens=settings.sampling.max_new_tokens).longest
 
 
 def replay_settings(settings: Settings) -> ReplaySettings:
     """Return the replay buffer's settings. With `external = "auto"` it has space for any
     mixture."""
-    experience, adaptive = settings.experience, mixture_settings(settings)
-    if adaptive is None:
-        own, external = experience.local, int(experience.external)
+    experience, mixture = settings.experience, mixture_settings(settings)
+    if mixture is None:
+        local_groups, external_groups = experience.local, int(experience.external)
     else:
-        own, external = adaptive.batch - adaptive.most_external, adaptive.most_external
+        local_groups, external_groups = mixture.batch - mixture.most_external, mixture.most_external
     return ReplaySettings(
-        own=own,
-        external=external,
+        own=local_groups,
+        external=external_groups,
         max_staleness=experience.max_staleness,
         past=experience.replay,
     )
@@ -230,8 +232,8 @@ def peers_wants(settings: Settings, turns: int = 1) -> Wants:
     limited in proportion to it."""
     replay = replay_settings(settings)
     return Wants.of(
-        own=replay.own,
-        external=replay.external,
+        local_groups=replay.own,
+        external_groups=replay.external,
         batches=replay.external_batches,
         poll=settings.network.poll_seconds,
         answers=settings.sampling.group_size,
@@ -239,9 +241,9 @@ def peers_wants(settings: Settings, turns: int = 1) -> Wants:
     )
 
 
-def _published(found: Fit) -> Published:
+def _published(model_fit: Fit) -> Published:
     """Choose how weights reach the sampler. Both samplers take adapters as they are, on a base of
     their own or on that of a trainer of one process."""
-    if found.training.lora_rank:
-        return "shared" if found.shares_base else "adapter"
-    return "ipc" if found.ipc else "merged"
+    if model_fit.training.lora_rank:
+        return "shared" if model_fit.shares_base else "adapter"
+    return "ipc" if model_fit.ipc else "merged"

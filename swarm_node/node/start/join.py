@@ -76,24 +76,26 @@ def join_swarm(
         _join(settings, sources, code, screen, alone)
 
 
-def _join(given: Settings, sources: Sources, code: str | None, screen: Screen, alone: bool) -> None:
+def _join(
+    user_settings: Settings, sources: Sources, code: str | None, screen: Screen, alone: bool
+) -> None:
     screen.step("home")
-    home = Home(given.home)
+    home = Home(user_settings.home)
     home.check()
     home.refuse_in_use()
-    environment = given.environment
-    tried = try_environment(environment.name, environment.options)
-    _require(of_choice(given))
-    if tried.lists:
+    environment = user_settings.environment
+    trial = try_environment(environment.name, environment.options)
+    _require(of_choice(user_settings))
+    if trial.lists:
         from swarm_node.node.preflight.right_answers import check_rows
 
         screen.step("rows")
         rows = check_rows(environment)
-        screen.tell([finding_line(each) for each in rows.findings])
-        tried = tried._replace(prompt_bytes=rows.prompt_bytes, shortest=rows.shortest)
-    ticket = redeemed(given, home, code)
+        screen.tell([finding_line(finding) for finding in rows.findings])
+        trial = trial._replace(prompt_bytes=rows.prompt_bytes, shortest=rows.shortest)
+    ticket = redeemed(user_settings, home, code)
     # Before anything is founded or started: a download may take long and may be interrupted.
-    start, model = _admitted(given, sources.origins(), home, ticket, tried, screen)
+    start, model = _admitted(user_settings, sources.origins(), home, ticket, trial, screen)
     with home.lock(), home.using_database():
         membership, founded = belong(ticket, home)
         keep_log(Journal(home.log, MAX_LOG_BYTES))
@@ -111,7 +113,7 @@ def _join(given: Settings, sources: Sources, code: str | None, screen: Screen, a
                 screen.tell([invite_line(membership.swarm.name, screen.home)])
             notify("READY=1")
 
-        reloading = Reloading(sources, given)
+        reloading = Reloading(sources, user_settings)
         run_loop(
             run_node(start, home, membership, model, screen, reloading, on_running, alone=alone)
         )
@@ -124,112 +126,116 @@ def _require(checks: Iterable[Check]) -> None:
 
 
 def _admitted(
-    given: Settings,
+    user_settings: Settings,
     origins: Mapping[str, str],
     home: Home,
     ticket: str | None,
-    tried: Tried,
+    trial: Tried,
     screen: Screen,
 ) -> tuple[Resolved, Model]:
     """Check that the machine fits the settings and the model, and the model the environment that
-    was `tried`. Return the settings of this start and the model.
+    was `trial`. Return the settings of this start and the model.
 
     Raises:
         MachineError, ModelError, ConfigError, HomeError: it does not; nothing large was downloaded.
     """
     from swarm_node.node.start.derive import resolve_start  # imports torch
 
-    run = given.run
-    facts = gather(home, run.device, given.network.listen, ticket, run.trainer_processes)
-    before = examine_machine(facts, given)
-    refuse(before.findings)
-    named = _named(home, ticket)
+    run = user_settings.run
+    facts = gather(home, run.device, user_settings.network.listen, ticket, run.trainer_processes)
+    examination = examine_machine(facts, user_settings)
+    refuse(examination.findings)
+    addresses = _named(home, ticket)
     screen.step("model")
     downloads: list[Download] = []
-    started: list[Resolved] = []
+    starts: list[Resolved] = []
 
     def admit(shape: ModelConfig) -> None:
-        known = timed(facts, given, shape)
-        machine = machine_of(known, given)
-        start = resolve_start(given, origins, home, named, shape, machine, tried)
+        timed_facts = timed(facts, user_settings, shape)
+        machine = machine_of(timed_facts, user_settings)
+        start = resolve_start(user_settings, origins, home, addresses, shape, machine, trial)
         check_disk(facts.home, shape, start.fit, facts.disk)
-        findings = examine_fit(before, facts, start.settings, shape, start.fit)
+        findings = examine_fit(examination, facts, start.settings, shape, start.fit)
         refuse(findings)
         screen.tell([finding_line(finding) for finding in findings if finding.level == "warning"])
-        screen.tell([*start_lines(start.settings, known, machine, start.fit, shape)])
+        screen.tell([*start_lines(start.settings, timed_facts, machine, start.fit, shape)])
         screen.tell([*remembered_lines(origins)])
-        started.append(start)
+        starts.append(start)
 
-    def told(what: Told) -> None:
+    def told(event: Told) -> None:
         home.create()  # it may have the cache of the download, and only its owner may read it
-        if isinstance(what, Download):
-            downloads.append(what)
-        screen.tell([told_line(what)])
+        if isinstance(event, Download):
+            downloads.append(event)
+        screen.tell([told_line(event)])
 
-    directory = resolve(given.model, admit, told)
-    if not downloads and given.model not in SHIPPED:
+    directory = resolve(user_settings.model, admit, told)
+    if not downloads and user_settings.model not in SHIPPED:
         screen.tell(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
         )
-    (start,) = started
+    (start,) = starts
     screen.step("tokenizer")
     model = Model.read(start.settings.model, directory)
-    _require(of_model(start.settings, model, tried, home.checkpoints))
+    _require(of_model(start.settings, model, trial, home.checkpoints))
     return start, model
 
 
 def join_as_member(
-    given: Settings,
+    user_settings: Settings,
     ticket: str | None,
-    opened: Callable[[ProgramNode, asyncio.AbstractEventLoop], None],
-    running: Callable[[], None],
+    on_opened: Callable[[ProgramNode, asyncio.AbstractEventLoop], None],
+    on_running: Callable[[], None],
 ) -> None:
-    """Run a member for a program until it is stopped: a node without sampler and trainer. `opened`
-    and `running` are those of `run_member`.
+    """Run a member for a program until it is stopped: a node without sampler and trainer.
+    `on_opened` and `on_running` are those of `run_member`.
 
     Raises:
         TicketError, HomeError: no membership can be had.
         ConfigError, ModelError: a setting cannot be used, or there is no such model.
         SwarmNodeError: it cannot start, or go on.
     """
-    home, environment = Home(given.home), given.environment
+    home, environment = Home(user_settings.home), user_settings.environment
     home.check()
     home.refuse_in_use()
     if ticket is not None and not home.has_swarm:
         parse_ticket(ticket, time.time())  # before what takes longer
-    tried = try_environment(environment.name, environment.options)
-    _require(of_choice(given))
-    if tried.lists:
+    trial = try_environment(environment.name, environment.options)
+    _require(of_choice(user_settings))
+    if trial.lists:
         from swarm_node.node.preflight.right_answers import check_rows
 
-        wrong = [each for each in check_rows(environment).findings if each.level != "ok"]
-        Screen().tell([finding_line(each) for each in wrong])
-    if tried.turns > 1:
+        problems = [
+            finding for finding in check_rows(environment).findings if finding.level != "ok"
+        ]
+        Screen().tell([finding_line(finding) for finding in problems])
+    if trial.turns > 1:
         raise ConfigError(
             f"environment.name: {environment.name} has dialogues, and a member publishes answers "
             "to one question",
             "run a node for it",
         )
-    model = Model.read(given.model, resolve(given.model))
+    model = Model.read(user_settings.model, resolve(user_settings.model))
     from swarm_node.node.start.build_member import run_member  # imports torch and the network stack
     from swarm_node.node.start.derive import member_settings
 
-    settings = member_settings(given, model.config, _named(home, ticket))
+    settings = member_settings(user_settings, model.config, _named(home, ticket))
     with home.lock(), home.using_database():
         membership, _ = belong(ticket, home)
         # Not `run_loop`: its watcher of children needs the main thread.
-        asyncio.run(run_member(settings, home, membership, model, opened, running))
+        asyncio.run(run_member(settings, home, membership, model, on_opened, on_running))
 
 
 def _stale_tickets(home: Home, settings: Settings, addresses: Sequence[str]) -> Iterator[Line]:
     """Say which tickets made here lead nobody to this node at `addresses`."""
-    there = present(home, settings.network, addresses)
-    stale = out_of_date(admissions(home).entries(), holders(home), there, time.time())
-    if stale:
-        endpoints = dict.fromkeys(place for ticket in stale for place in ticket.endpoints)
+    node_endpoints = present(home, settings.network, addresses)
+    stale_tickets = out_of_date(
+        admissions(home).entries(), holders(home), node_endpoints, time.time()
+    )
+    if stale_tickets:
+        endpoints = dict.fromkeys(place for ticket in stale_tickets for place in ticket.endpoints)
         names = dict.fromkeys(
             f"{ticket.name} (which have other addresses too)" if ticket.others else ticket.name
-            for ticket in stale
+            for ticket in stale_tickets
         )
         yield tickets_line([*names], [*endpoints])
 

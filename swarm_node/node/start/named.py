@@ -56,40 +56,43 @@ def require_named(settings: Settings, sources: Sources) -> None:
 @contextmanager
 def remembering(sources: Sources) -> Iterator[None]:
     """Add to an error that names what the home remembers how it forgets that."""
-    before, origins = sources.remembered(), sources.origins()
-    used = {key: kept.value for key, kept in before.items() if origins[key] == HOME_SOURCE}
+    stored_settings, origins = sources.remembered(), sources.origins()
+    home_values = {
+        key: entry.value for key, entry in stored_settings.items() if origins[key] == HOME_SOURCE
+    }
     try:
         yield
     except (ConfigError, MachineError, ModelError) as error:
-        said = str(error)
-        named = [
+        message = str(error)
+        keys = [
             key
-            for key, held in used.items()
+            for key, value in home_values.items()
             # "model" and "home" are words of many an error.
-            if ("." in key and key in said) or any(_said(said, held))
+            if ("." in key and key in message) or any(_said(message, value))
         ]
-        if not named:
+        if not keys:
             raise
-        raise type(error)(error.cause, *error.remedies, _remedy(sources.home, named)) from error
+        raise type(error)(error.cause, *error.remedies, _remedy(sources.home, keys)) from error
 
 
-def _remedy(home: Path, named: Sequence[str]) -> str:
-    """What helps against remembered values of the keys `named`."""
-    if [*named] == ["model"] and checkpoints(Home(home).checkpoints):
+def _remedy(home: Path, keys: Sequence[str]) -> str:
+    """What helps against remembered values of `keys`."""
+    if [*keys] == ["model"] and checkpoints(Home(home).checkpoints):
         return (
             f"remembered in {home}, with what it was trained to; if it has moved, "
             "`swarm-node join --model PLACE` goes on with it"
         )
-    return forgetting(home, named)
+    return forgetting(home, keys)
 
 
-def _said(said: str, value: object) -> Iterator[bool]:
-    """Take each text in a setting's value. Yield True if the error `said` quotes it, else False."""
+def _said(message: str, value: object) -> Iterator[bool]:
+    """Take each text in a setting's value. Yield True if the error `message` quotes it, else
+    False."""
     inner = value.values() if isinstance(value, Mapping) else value
     for item in inner if isinstance(inner, Iterable) and not isinstance(inner, str) else [inner]:
         yield (
             isinstance(item, str)
-            and re.search(rf"(?<!\w){re.escape(item)}(?!\w)", said) is not None
+            and re.search(rf"(?<!\w){re.escape(item)}(?!\w)", message) is not None
         )
 
 

@@ -18,16 +18,16 @@ from swarm_node.program.logs import SAID
 _log = structlog.get_logger(__name__)
 
 
-def end_text(ended: Ended, home: Path | None = None) -> str:
+def end_text(end: Ended, home: Path | None = None) -> str:
     """Describe the end of a node for its owner, with the next command, in a `home` or the usual
     one."""
-    if not ended.stored:
+    if not end.stored:
         return (
-            f"step {ended.steps:,} finished, but the checkpoint could not be stored: the next "
+            f"step {end.steps:,} finished, but the checkpoint could not be stored: the next "
             "start continues from the one before"
         )
     commands = with_home("Go on: swarm-node join · Take it: swarm-node export DIR", home)
-    return f"step {ended.steps:,} finished, checkpoint stored ({ended.seconds:.1f} s). {commands}"
+    return f"step {end.steps:,} finished, checkpoint stored ({end.seconds:.1f} s). {commands}"
 
 
 class Screen(AbstractContextManager[None]):
@@ -58,8 +58,8 @@ class Screen(AbstractContextManager[None]):
     def tell(self, lines: Sequence[Line]) -> None:
         """Show lines about the start."""
         for line in self.naming_home(lines):
-            said = {SAID: " ".join(line.text.split("\n"))}
-            (_log.warning if line.warning else _log.info)(line.event, **line.fields, **said)
+            fields = {SAID: " ".join(line.text.split("\n"))}
+            (_log.warning if line.warning else _log.info)(line.event, **line.fields, **fields)
 
     def attach(
         self,
@@ -72,6 +72,6 @@ class Screen(AbstractContextManager[None]):
     def detach(self) -> None:
         """Show the node no more."""
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, end: Ended) -> None:
         """Show that the node ended as it should."""
-        _log.info("stopped", **msgspec.structs.asdict(ended), said=end_text(ended, self.home))
+        _log.info("stopped", **msgspec.structs.asdict(end), said=end_text(end, self.home))

@@ -79,12 +79,12 @@ def _no_thread_per_child() -> Iterator[None]:
     if sys.version_info >= (3, 12) or not _has_pidfd():  # later versions do this by themselves
         yield
         return
-    before = asyncio.get_child_watcher()
+    watcher = asyncio.get_child_watcher()
     asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
     try:
         yield
     finally:
-        asyncio.set_child_watcher(before)
+        asyncio.set_child_watcher(watcher)
 
 
 def _has_pidfd() -> bool:

@@ -53,8 +53,8 @@ def parse_address(text: str) -> Address | None:
     endpoint, _, peer_id = text[: _MAX_ADDRESS_CHARS + 1].rpartition("/p2p/")
     if len(text) > _MAX_ADDRESS_CHARS or not is_peer_id(peer_id):
         return None
-    parsed = split_endpoint(endpoint)
-    if parsed is None or parsed[2] == 0 or _is_unspecified(parsed[1]):
+    parts = split_endpoint(endpoint)
+    if parts is None or parts[2] == 0 or _is_unspecified(parts[1]):
         return None
     return Address(endpoint, peer_id)
 
@@ -69,10 +69,10 @@ async def resolve(address: Address) -> list[Address]:
     look_up = functools.partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
     try:
         async with asyncio.timeout(_RESOLVE_SECONDS):
-            found = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, look_up)
+            records = await asyncio.get_running_loop().run_in_executor(_LOOKUPS, look_up)
     except (OSError, UnicodeError, TimeoutError):
         return []
-    ips = list(dict.fromkeys(str(item[4][0]) for item in found))[:2]
+    ips = list(dict.fromkeys(str(item[4][0]) for item in records))[:2]
     return [Address(f"/ip{kind[3]}/{ip}/tcp/{port}", address.peer_id) for ip in ips]
 
 
@@ -92,28 +92,28 @@ def is_here(text: str) -> bool:
     """Check that an IP address, or that of a multiaddr, belongs to this machine."""
     _, ip, _ = split_endpoint(text) or ("", text, 0)
     try:
-        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as own:
-            own.bind((ip, 0))
+        with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
+            probe.bind((ip, 0))
     except OSError:  # this machine may have no IPv6 at all
         return False
     return True
 
 
-def pin_ports(listen: Iterable[str], known: Iterable[str]) -> list[str]:
+def pin_ports(listen: Iterable[str], bound_addresses: Iterable[str]) -> list[str]:
     """Return `listen` with its ports 0 replaced. Port 0 of a kind (ip4 or ip6) becomes the port of
-    the `known` addresses of this kind, if these have exactly one port."""
+    the addresses of this kind in `bound_addresses`, if these have exactly one port."""
     ports: dict[str, set[int]] = {}
-    for text in known:
-        parsed = endpoint_of(text)
-        if parsed is not None:
-            ports.setdefault(parsed[0], set()).add(parsed[2])
-    pinned = []
+    for text in bound_addresses:
+        endpoint = endpoint_of(text)
+        if endpoint is not None:
+            ports.setdefault(endpoint[0], set()).add(endpoint[2])
+    addresses = []
     for text in listen:
         kind, host, port = split_endpoint(text) or ("", "", 1)
-        bound = ports.get(kind, set())
-        same = port == 0 and len(bound) == 1
-        pinned.append(f"/{kind}/{host}/tcp/{min(bound)}" if same else text)
-    return pinned
+        kind_ports = ports.get(kind, set())
+        is_pinnable = port == 0 and len(kind_ports) == 1
+        addresses.append(f"/{kind}/{host}/tcp/{min(kind_ports)}" if is_pinnable else text)
+    return addresses
 
 
 def is_endpoint(text: str) -> bool:
@@ -230,8 +230,8 @@ def require_free_ports(listen: Iterable[str]) -> None:
             try:
                 probe.bind((host, port))
             except OSError as error:
-                why = f"{error.strerror}; choose another address or port"
-                raise TransportError(f"cannot listen on {text}: {why}") from error
+                reason = f"{error.strerror}; choose another address or port"
+                raise TransportError(f"cannot listen on {text}: {reason}") from error
 
 
 def _is_host(kind: str, host: str) -> bool:

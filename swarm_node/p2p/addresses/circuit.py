@@ -39,42 +39,42 @@ def parse(text: str) -> Circuit | None:
     circuit = Circuit(address, relay, target.removeprefix(_PEER))
     if str(circuit) != text or not endpoint.startswith("/") or _PEER in endpoint:
         return None
-    known = is_peer_id(relay) and (not circuit.target or is_peer_id(circuit.target))
-    return circuit if known and relay != circuit.target else None
+    has_peer_ids = is_peer_id(relay) and (not circuit.target or is_peer_id(circuit.target))
+    return circuit if has_peer_ids and relay != circuit.target else None
 
 
 def completed(addresses: Iterable[str], peer_id: str) -> list[str]:
     """Return the addresses that a peer states of itself, with its id appended to each circuit."""
-    found = ((text, parse(text)) for text in addresses)
-    return [str(Circuit(c.address, c.relay, peer_id)) if c else text for text, c in found]
+    pairs = ((text, parse(text)) for text in addresses)
+    return [str(Circuit(c.address, c.relay, peer_id)) if c else text for text, c in pairs]
 
 
 def stated(addresses: Iterable[str]) -> list[str]:
     """Return a node's addresses as it states them: circuits first, without its id."""
-    found = [(text, parse(text)) for text in addresses]
-    circuits = [str(Circuit(c.address, c.relay, "")) for _, c in found if c]
-    return circuits + [text for text, c in found if not c]
+    pairs = [(text, parse(text)) for text in addresses]
+    circuits = [str(Circuit(c.address, c.relay, "")) for _, c in pairs if c]
+    return circuits + [text for text, c in pairs if not c]
 
 
 def fit_heartbeat(addresses: Iterable[str]) -> tuple[str, ...]:
     """Return the first of a node's addresses that fit into a heartbeat: two circuits and two
     others."""
-    chosen: list[str] = []
+    selection: list[str] = []
     left = MAX_HEARTBEAT_ADDRESS_CHARS
     room = {True: 2, False: 2}
     for address in stated(addresses):
         kind = address.endswith(_CIRCUIT)
         if room[kind] and len(address) <= min(left, MAX_ADDRESS_CHARS):
-            chosen.append(address)
+            selection.append(address)
             left -= len(address)
             room[kind] -= 1
-    return tuple(chosen)
+    return tuple(selection)
 
 
 def dialled(addresses: Iterable[str]) -> list[str]:
     """Return the addresses to dial: for a circuit, that of its relay."""
-    found = ((text, parse(text)) for text in addresses)
-    return [circuit.address if circuit else text for text, circuit in found]
+    pairs = ((text, parse(text)) for text in addresses)
+    return [circuit.address if circuit else text for text, circuit in pairs]
 
 
 def reachable_first(addresses: Iterable[str]) -> list[str]:

@@ -24,8 +24,8 @@ _ASSIGNED = ipaddress.ip_network("2000::/3")
 
 def is_internet(host: IpAddress) -> bool:
     """Check that an address is that of one Internet host and embeds no other address."""
-    assigned = host.version == 4 or host in _ASSIGNED
-    return host.is_global and assigned and not host.is_multicast and not is_embedding(host)
+    is_assigned = host.version == 4 or host in _ASSIGNED
+    return host.is_global and is_assigned and not host.is_multicast and not is_embedding(host)
 
 
 def is_embedding(host: IpAddress) -> bool:

@@ -147,31 +147,31 @@ def show_call(identity: Identity, swarm_id: bytes, chain: Chain, call: Call) -> 
 
 def open_call(data: bytes, swarm_id: bytes) -> SignedCall | Rejected:
     """Open the call in a packed `Shown`. Membership, time and the call's fields are not checked."""
-    shown = unpack(Shown, data, max_bytes=MAX_SHOWN_BYTES)
-    if isinstance(shown, Rejected):
-        return shown
-    opened = _open(shown.call, swarm_id, Kind.CALL, Call, MAX_CALL_BYTES)
-    if isinstance(opened, Rejected):
-        return opened
-    signed, call = opened
-    chain = (shown.issuer, shown.member)
+    message = unpack(Shown, data, max_bytes=MAX_SHOWN_BYTES)
+    if isinstance(message, Rejected):
+        return message
+    contents = _open(message.call, swarm_id, Kind.CALL, Call, MAX_CALL_BYTES)
+    if isinstance(contents, Rejected):
+        return contents
+    signed, call = contents
+    chain = (message.issuer, message.member)
     return SignedCall(signed.author, signed.author_key, signed.raw, call, chain)
 
 
 def open_report(data: bytes, swarm_id: bytes) -> SignedReport | Rejected:
     """Open a report, with its author."""
-    opened = _open(data, swarm_id, Kind.REPORT, Report, MAX_REPORT_BYTES)
-    if isinstance(opened, Rejected):
-        return opened
-    return SignedReport(opened[0].author, opened[0].author_key, data, opened[1])
+    contents = _open(data, swarm_id, Kind.REPORT, Report, MAX_REPORT_BYTES)
+    if isinstance(contents, Rejected):
+        return contents
+    return SignedReport(contents[0].author, contents[0].author_key, data, contents[1])
 
 
 def open_batch(data: bytes, swarm_id: bytes) -> SignedBatch | Rejected:
     """Open a batch, with the coordinator that sealed it."""
-    opened = _open(data, swarm_id, Kind.BATCH, ReportBatch, MAX_BATCH_BYTES)
-    if isinstance(opened, Rejected):
-        return opened
-    return SignedBatch(opened[0].author, opened[0].author_key, data, opened[1])
+    contents = _open(data, swarm_id, Kind.BATCH, ReportBatch, MAX_BATCH_BYTES)
+    if isinstance(contents, Rejected):
+        return contents
+    return SignedBatch(contents[0].author, contents[0].author_key, data, contents[1])
 
 
 def next_batch(
@@ -194,7 +194,7 @@ def content_digest(items: Sequence[bytes]) -> bytes:
 
 
 def follow(
-    held: SignedBatch | None, batches: Sequence[SignedBatch]
+    head: SignedBatch | None, batches: Sequence[SignedBatch]
 ) -> tuple[SignedBatch | None, str]:
     """Follow the chain of batches. Return the batch to hold after these, and the fault found in
     them ("" for none). `batches` are in order, from the held number on, or only the newest one if
@@ -202,31 +202,31 @@ def follow(
     found again. Where batches are missing, a new chain begins."""
     gap = ""
     for batch in batches:
-        if held is None:
-            held = batch
+        if head is None:
+            head = batch
             continue
-        number, last = batch.body.number, held.body.number
-        if batch.author_key != held.author_key:
-            return held, "another key signs its batches"
+        number, last = batch.body.number, head.body.number
+        if batch.author_key != head.author_key:
+            return head, "another key signs its batches"
         if number < last:
-            return held, f"it went back from batch {last} to {number}"
-        if number == last and batch.raw != held.raw:
-            return held, f"two batches have the number {number}"
-        if number == last + 1 and batch.body.previous != held.digest:
-            return held, f"batch {number} does not continue batch {last}"
+            return head, f"it went back from batch {last} to {number}"
+        if number == last and batch.raw != head.raw:
+            return head, f"two batches have the number {number}"
+        if number == last + 1 and batch.body.previous != head.digest:
+            return head, f"batch {number} does not continue batch {last}"
         if number > last + 1:
             gap = f"batches {last + 1} to {number - 1} are missing"
-        held = batch
-    return held, gap
+        head = batch
+    return head, gap
 
 
 def _open(
-    data: bytes, swarm_id: bytes, kind: Kind, body_type: type[B], most: int
+    data: bytes, swarm_id: bytes, kind: Kind, body_type: type[B], max_bytes: int
 ) -> tuple[SealedStatement, B] | Rejected:
-    opened = open_sealed(data, swarm_id, kind, max_bytes=most)
-    if isinstance(opened, Rejected):
-        return opened
-    body = unpack(body_type, opened.body, max_bytes=most)
+    envelope = open_sealed(data, swarm_id, kind, max_bytes=max_bytes)
+    if isinstance(envelope, Rejected):
+        return envelope
+    body = unpack(body_type, envelope.body, max_bytes=max_bytes)
     if isinstance(body, Rejected):
         return body
-    return SealedStatement(opened.author, opened.author_key, data), body
+    return SealedStatement(envelope.author, envelope.author_key, data), body

@@ -224,8 +224,8 @@ def redemption(code: str, newcomer: Identity) -> Redemption:
 
 def code_digest(code: str) -> bytes:
     """Hash a code as a person types it. It has 100 random bits, so no slow hash is needed."""
-    plain = [letter for letter in code.upper() if letter.isalnum()]
-    return hashlib.sha256("".join(plain).encode()).digest()
+    letters = [letter for letter in code.upper() if letter.isalnum()]
+    return hashlib.sha256("".join(letters).encode()).digest()
 
 
 class Redeemed(Struct, frozen=True):

@@ -54,12 +54,16 @@ class Affairs:
     async def tend(self) -> None:
         """Update this node, then its peers. The list comes before the secret, so that nobody passes
         the secret to a peer that the list expels."""
-        own = self._credentials
-        own.refresh()
+        credentials = self._credentials
+        credentials.refresh()
         self.dismiss()
-        await self._spread(own.lists, REVOKED, self._members.holding(revoked=own.lists.number))
+        await self._spread(
+            credentials.lists, REVOKED, self._members.holding(list_number=credentials.lists.number)
+        )
         self.dismiss()
-        await self._spread(own.secrets, SECRET, self._members.holding(secret=own.secrets.number))
+        await self._spread(
+            credentials.secrets, SECRET, self._members.holding(secret=credentials.secrets.number)
+        )
         await self._compare()
         self.dismiss()
         await self._renew()
@@ -82,25 +86,25 @@ class Affairs:
     async def _offer(self, shelf: Shelf[Any], protocol: str, peer: Peer) -> None:
         raw = shelf.raw
         reply = await self._asker.ask(peer, protocol, raw, max_reply=MAX_STATEMENT_BYTES)
-        refused = shelf.offer(reply) if reply else None
-        if refused is not None:
-            self._asker.reject(refused, peer.peer_id)
+        rejection = shelf.offer(reply) if reply else None
+        if rejection is not None:
+            self._asker.reject(rejection, peer.peer_id)
 
     async def _compare(self) -> None:
         """Ask some peers for claims of limited tickets, while this node holds any."""
-        known = self._members.claims()
-        if not known:
+        claims = self._members.claims()
+        if not claims:
             return
-        request = wire.pack(wire.ClaimsRequest(digest(known)))
+        request = wire.pack(wire.ClaimsRequest(digest(claims)))
         peers = self._directory.draw(self._rng, _ASKED, self._clock.now())
         await asyncio.gather(*(self._ask_claims(peer, request) for peer in peers))
 
     async def _ask_claims(self, peer: Peer, request: bytes) -> None:
         reply = await self._asker.ask_for(wire.ClaimsReply, peer, CLAIMS, request)
         for claim in reply.claims if reply else ():
-            refused = self._members.learn(claim, peer.peer_id)
-            if refused is not None:
-                return self._asker.reject(refused, peer.peer_id)
+            rejection = self._members.learn(claim, peer.peer_id)
+            if rejection is not None:
+                return self._asker.reject(rejection, peer.peer_id)
 
     async def _renew(self) -> None:
         """Ask a delegate for a renewal in the last third of this node's membership."""
@@ -114,26 +118,26 @@ class Affairs:
             self._said = None
             return
         for peer in self._some(self._members.delegates(), _ASKED):
-            renewed = await self._asker.ask_for(wire.RenewReply, peer, RENEW, b"")
-            if renewed is None:
+            reply = await self._asker.ask_for(wire.RenewReply, peer, RENEW, b"")
+            if reply is None:
                 continue
-            refused = self._credentials.adopt((renewed.issuer, renewed.member))
-            if refused is None:
+            rejection = self._credentials.adopt((reply.issuer, reply.member))
+            if rejection is None:
                 return
-            self._asker.reject(refused, peer.peer_id)
+            self._asker.reject(rejection, peer.peer_id)
         days = round(max(0.0, me.until - self._clock.wall()) / 86_400, 1)
         if self._changed("ends soon", days):
             _log.warning("the membership of this node ends soon", days=days)
 
     def _changed(self, state: str, days: float = 0.0) -> bool:
-        before, self._said = self._said, (state, days)
-        return before != self._said
+        old_state, self._said = self._said, (state, days)
+        return old_state != self._said
 
     def _some(self, peer_ids: list[str], count: int) -> list[Peer]:
         """Choose some of these peers that this node can reach: one of each issuer before a second
         of any, because one ticket can make many peers."""
-        known = [self._directory.get(peer_id) for peer_id in sorted(peer_ids)]
-        peers = [peer for peer in known if peer is not None]
+        candidates = [self._directory.get(peer_id) for peer_id in sorted(peer_ids)]
+        peers = [peer for peer in candidates if peer is not None]
         return drawn_in_turn(
             self._rng, peers, lambda peer: self._members.issuer(peer.peer_id), count
         )

@@ -166,32 +166,32 @@ class Asker:
 
     def ended(self, peer_id: str) -> bool:
         """Check for a former member, and count it."""
-        checked = self._members.check(peer_id)
-        if isinstance(checked, Member) or checked.reason == "unknown_member":
+        result = self._members.check(peer_id)
+        if isinstance(result, Member) or result.reason == "unknown_member":
             return False
-        self.reject(checked, None)
+        self.reject(result, None)
         return True
 
-    def reject(self, rejected: Rejected, peer_id: str | None) -> None:
+    def reject(self, rejection: Rejected, peer_id: str | None) -> None:
         """Count a refusal, in total and for the peer that sent the message. The peer's penalty
         follows."""
-        self._rejected[rejected.reason] += 1
-        _log.debug("rejected", reason=rejected.reason, detail=rejected.detail, peer=peer_id)
+        self._rejected[rejection.reason] += 1
+        _log.debug("rejected", reason=rejection.reason, detail=rejection.detail, peer=peer_id)
         if peer_id is None:
             return
-        cut = self._directory.refused(peer_id, rejected.reason, self._clock.now())
-        if cut:
-            self._transport.sever(peer_id, cut)
+        seconds = self._directory.refused(peer_id, rejection.reason, self._clock.now())
+        if seconds:
+            self._transport.sever(peer_id, seconds)
 
-    def opened(self, raw: bytes, kind: Kind, most: int, author: str | None) -> Opened | None:
-        """Open an envelope of at most `most` bytes by `author`, or by anybody if None. A refusal is
-        counted."""
-        opened = open_sealed(raw, self._swarm_id, kind, max_bytes=most)
-        if isinstance(opened, Opened) and author not in (None, opened.author):
-            opened = Rejected("author", f"a {kind.name} envelope of another peer")
-        if isinstance(opened, Opened):
-            return opened
-        self.reject(opened, author)
+    def opened(self, raw: bytes, kind: Kind, max_bytes: int, author: str | None) -> Opened | None:
+        """Open an envelope of at most `max_bytes` bytes by `author`, or by anybody if None. A
+        refusal is counted."""
+        envelope = open_sealed(raw, self._swarm_id, kind, max_bytes=max_bytes)
+        if isinstance(envelope, Opened) and author not in (None, envelope.author):
+            envelope = Rejected("author", f"a {kind.name} envelope of another peer")
+        if isinstance(envelope, Opened):
+            return envelope
+        self.reject(envelope, author)
         return None
 
     def _note_failure(self, peer: Peer, error: TransportError | TimeoutError) -> None:
@@ -204,19 +204,19 @@ class Asker:
         elif error.code == BAD_REQUEST.code and error.named == "schema":
             self._refused_by(peer.peer_id, "schema")
 
-    def _refused_by(self, peer_id: str, reason: str, apart: int | None = None) -> None:
-        shown = self._members.shown(self._transport.peer_id)
-        own, wall = shown[0] if shown else None, self._clock.wall()
-        cause = refused_by(peer_id, self._members.name(peer_id), reason, apart, own, wall)
+    def _refused_by(self, peer_id: str, reason: str, offset: int | None = None) -> None:
+        membership = self._members.shown(self._transport.peer_id)
+        me, wall = membership[0] if membership else None, self._clock.wall()
+        cause = refused_by(peer_id, self._members.name(peer_id), reason, offset, me, wall)
         self._directory.failures.failed(cause, self._clock.now())
 
-    def note_clock(self, peer_id: str, rejected: Rejected, *, told_itself: bool = False) -> None:
+    def note_clock(self, peer_id: str, rejection: Rejected, *, told_itself: bool = False) -> None:
         """Record that this peer's clock differs from this node's. A time in the past counts only if
         the peer `told_itself`: other peers may pass on an old one."""
         reasons = ("not_yet_valid", *(("outdated",) if told_itself else ()))
-        if rejected.reason in reasons and rejected.seconds:
+        if rejection.reason in reasons and rejection.seconds:
             detail = "" if told_itself else AT_LEAST  # others may keep an older one
-            seconds, name = -rejected.seconds, self._members.name(peer_id)
+            seconds, name = -rejection.seconds, self._members.name(peer_id)
             cause = Cause("clock", peer_id, name, detail=detail, seconds=seconds)
             self._directory.failures.failed(cause, self._clock.now())
 
@@ -232,18 +232,18 @@ class Asker:
             )
         except (RefusedError, NotServedError):  # a program of an earlier version shows it to nobody
             return
-        refused = self._credentials.lists.offer(raw) if raw else None
-        if refused is not None:
-            self.reject(refused, peer.peer_id)
+        rejection = self._credentials.lists.offer(raw) if raw else None
+        if rejection is not None:
+            self.reject(rejection, peer.peer_id)
 
     async def _greet(self, peer: Peer) -> None:
         """Exchange certificate chains. Raise TransportError if the peer is no member."""
-        reached = not peer.addresses or await self._transport.dial(
+        is_reachable = not peer.addresses or await self._transport.dial(
             circuit.completed(peer.addresses, peer.peer_id)
         )
         # A request would dial the same addresses again. Members that missed a change of the secret
         # do not answer a dial, but are connected all the same.
-        if not reached and not await self._transport.connected(peer.peer_id):
+        if not is_reachable and not await self._transport.connected(peer.peer_id):
             raise TransportError(f"{peer.peer_id} answers at none of its addresses")
         body = wire.pack(hello_body(wire.HelloRequest, self._credentials, self._transport))
         try:

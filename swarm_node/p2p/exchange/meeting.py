@@ -81,10 +81,10 @@ class Meeting:
         Anchors and these addresses are tried first."""
         now, wall = self._clock.now(), self._clock.wall()
         for row in await self._storage.run(self._storage.known_peers, MAX_PEERS):
-            known = Known(row.peer_id, row.addresses, row.issuer, "")
-            known.retry = Retry(PEER, failures=row.failures)
-            known.answered = now - max(0.0, wall - row.last_seen)
-            self._book.restore(known, anchor=row.anchor)
+            entry = Known(row.peer_id, row.addresses, row.issuer, "")
+            entry.retry = Retry(PEER, failures=row.failures)
+            entry.answered = now - max(0.0, wall - row.last_seen)
+            self._book.restore(entry, anchor=row.anchor)
         self.name(bootstraps)
 
     def name(self, addresses: Sequence[str]) -> None:
@@ -99,7 +99,7 @@ class Meeting:
         answer. With few peers, also read heartbeats from the transport and try their peers at
         once."""
         await self._affairs.tend()
-        own = self._credentials
+        credentials = self._credentials
         heartbeat = wire.pack(
             wire.Heartbeat(
                 v=1,
@@ -109,14 +109,14 @@ class Meeting:
                 head=await self._storage.run(self._storage.head),
                 issued_ms=int(self._clock.wall() * 1000),
                 agent="swarm-node",
-                revoked=own.lists.number,
-                secret=own.secrets.number,
-                delegate=own.delegate is not None,
+                revoked=credentials.lists.number,
+                secret=credentials.secrets.number,
+                delegate=credentials.delegate is not None,
                 relays=self._relays(),
             )
         )
-        sealed = seal(self._identity, self._swarm_id, Kind.HEAD, heartbeat)
-        presence = wire.pack(wire.Presence(sealed, *own.chain))
+        envelope = seal(self._identity, self._swarm_id, Kind.HEAD, heartbeat)
+        presence = wire.pack(wire.Presence(envelope, *credentials.chain))
         self._directory.heartbeat = presence
         await self._transport.publish_heartbeat(presence, seconds * _HEARTBEAT_LIVES)
         await self._read()
@@ -126,20 +126,20 @@ class Meeting:
             self._book.welcome(peer.peer_id, peer.addresses, now, issuer)
         # Without a table the node hears of others only from peers, so it asks more of them.
         count = 1 if self._transport.has_table else FEW
-        asked = self._directory.draw(self._rng, count, self._clock.now())
-        await asyncio.gather(*map(self._exchange_peers, asked))
+        peers = self._directory.draw(self._rng, count, self._clock.now())
+        await asyncio.gather(*map(self._exchange_peers, peers))
         await self._save()
 
     def hear(self, presences: Iterable[bytes]) -> None:
         """Accept presences from a coordinator, like those of the transport's table."""
         for raw in presences:
-            self._hear(raw, expected=None, teller=None)
+            self._hear(raw, author_id=None, teller=None)
 
-    def unmet(self, most: int) -> tuple[list[Unmet], int]:
-        """Return up to `most` members that this node heard of and does not work with, and the
+    def unmet(self, limit: int) -> tuple[list[Unmet], int]:
+        """Return up to `limit` members that this node heard of and does not work with, and the
         number of all of them."""
         now = self._clock.now()
-        return self._book.unmet(now, most, lambda peer: self._directory.get(peer) is not None)
+        return self._book.unmet(now, limit, lambda peer: self._directory.get(peer) is not None)
 
     def addresses(self, peer_id: str) -> Sequence[str] | None:
         """Return the addresses of a peer that this node knows or heard of, None for any other."""
@@ -150,9 +150,9 @@ class Meeting:
         """Try a member now that this node does not work with. Return None if it does not answer, or
         if this node never heard of it."""
         self._book.forgive(peer_id, self._clock.now(), self._members.issuer(peer_id))
-        known = self._book.get(peer_id)
-        if known is not None:
-            await self._try(known)
+        entry = self._book.get(peer_id)
+        if entry is not None:
+            await self._try(entry)
         return self._directory.get(peer_id)
 
     async def feel(self) -> bool | None:
@@ -163,70 +163,72 @@ class Meeting:
         are fewer than FEW peers.
         """
         now = self._clock.now()
-        alone = self._directory.fewer(1, now)
-        lost = choose(self._rng, self._silent(now), now, alone=alone)
-        if self._searching(now) and (lost is None or self._rng.random() < 0.5):
-            known = self._book.pick(self._rng, now, self._passed)
-            if known is not None:
+        is_alone = self._directory.fewer(1, now)
+        lost_id = choose(self._rng, self._silent(now), now, is_alone=is_alone)
+        if self._searching(now) and (lost_id is None or self._rng.random() < 0.5):
+            entry = self._book.pick(self._rng, now, self._passed)
+            if entry is not None:
                 self._next_feeler = now + _FEELER_SECONDS
-                return await self._try(known)
-        return None if lost is None else await self._retry(lost)
+                return await self._try(entry)
+        return None if lost_id is None else await self._retry(lost_id)
 
     def _silent(self, now: float) -> dict[str, Retry]:
         """The states of the peers that stopped answering and may be retried, by peer id."""
-        known = self._book.silent().items()
-        left = {peer: retry for peer, retry in known if self._directory.get(peer) is None}
+        retries = self._book.silent().items()
+        left = {peer: retry for peer, retry in retries if self._directory.get(peer) is None}
         return left | self._directory.silent(now)
 
     async def _retry(self, peer_id: str) -> bool | None:
         """Retry a lost peer. Return True if it answers."""
-        lost, known = self._directory.get(peer_id), self._book.get(peer_id)
-        if lost is None:
-            return await self._try(known) if known is not None else None
-        asked_before, since, lost_at = lost.retry.tried_at, lost.last_seen, lost.retry.lost_at
-        lost.retry.begin(self._clock.now())
-        answered = await self._asker.greet(lost)
-        self._note(lost.peer_id, answered, since)
-        self._directory.dismiss(lost, asked_before)
-        if answered:
+        peer, entry = self._directory.get(peer_id), self._book.get(peer_id)
+        if peer is None:
+            return await self._try(entry) if entry is not None else None
+        asked_before, last_seen, lost_at = peer.retry.tried_at, peer.last_seen, peer.retry.lost_at
+        peer.retry.begin(self._clock.now())
+        is_alive = await self._asker.greet(peer)
+        self._note(peer.peer_id, is_alive, last_seen)
+        self._directory.dismiss(peer, asked_before)
+        if is_alive:
             self._came_back(lost_at)
-        return answered
+        return is_alive
 
     def _came_back(self, lost_at: float) -> None:
         """Note that a peer lost at `lost_at` answers again."""
         now = self._clock.now()
         came_back(self._silent(now).values(), lost_at, now)
 
-    async def _try(self, known: Known) -> bool:
+    async def _try(self, entry: Known) -> bool:
         """Try a peer of the book. Return True if it answers."""
         now = self._clock.now()
-        lost_at = known.retry.lost_at if known.tried and known.retry.failures else now
-        known.retry.begin(now)
-        peer = self._directory.get(known.peer_id)
+        lost_at = entry.retry.lost_at if entry.tried and entry.retry.failures else now
+        entry.retry.begin(now)
+        peer = self._directory.get(entry.peer_id)
         if peer is None:
-            peer = Peer(known.peer_id, now, known.addresses)
-            answered = await self._asker.greet(peer)
-            self._note(known.peer_id, answered)
-            if not answered:
+            peer = Peer(entry.peer_id, now, entry.addresses)
+            is_alive = await self._asker.greet(peer)
+            self._note(entry.peer_id, is_alive)
+            if not is_alive:
                 return False
-            met = self._directory.meet(known.peer_id, self._clock.now())  # it may have greeted us
-            met.greeted, met.addresses = True, peer.addresses
-            met.answered(self._clock.now())
-            peer = met
+            live_peer = self._directory.meet(
+                entry.peer_id, self._clock.now()
+            )  # it may have greeted us
+            live_peer.greeted, live_peer.addresses = True, peer.addresses
+            live_peer.answered(self._clock.now())
+            peer = live_peer
         self._directory.befriend(self._rng, peer, self._members.issuer, self._clock.now())
-        if known.heartbeat:
-            self._hear(known.heartbeat, expected=known.peer_id, teller=None)
+        if entry.heartbeat:
+            self._hear(entry.heartbeat, author_id=entry.peer_id, teller=None)
         if lost_at < now:
             self._came_back(lost_at)
         return True
 
-    def _note(self, peer_id: str, answered: bool, since: float = -math.inf) -> None:
-        """Report the result of a try to the book. The peer was last seen at `since`."""
+    def _note(self, peer_id: str, is_alive: bool, last_seen: float = -math.inf) -> None:
+        """Report the result of a try to the book. The peer was last seen at `last_seen`."""
         now = self._clock.now()
-        if answered:
+        if is_alive:
             self._book.answered(peer_id, now, self._members.issuer(peer_id))
         else:
-            self._book.failed(peer_id, now, self._directory.heard(), since)
+            self._book.failed(peer_id, now, self._directory.heard(), last_seen)
 
     def _searching(self, now: float) -> bool:
         """Check that it is time to try a peer of the book."""
@@ -242,31 +244,31 @@ class Meeting:
 
     async def _read(self) -> None:
         """Read some heartbeats from the transport, if it is time."""
-        few = self._directory.fewer(FEW, self._clock.now())
-        if self._unread and not few:
+        has_few_peers = self._directory.fewer(FEW, self._clock.now())
+        if self._unread and not has_few_peers:
             self._unread -= 1
             return
         self._unread = _BEATS_PER_READ
-        found = await self._transport.heartbeats()
-        heard = self._rng.sample(sorted(found), min(len(found), _HEARD_PER_READ))
-        for peer_id in heard:
-            self._hear(found[peer_id], expected=peer_id, teller=None)
-        if few:
+        heartbeats = await self._transport.heartbeats()
+        sample = self._rng.sample(sorted(heartbeats), min(len(heartbeats), _HEARD_PER_READ))
+        for peer_id in sample:
+            self._hear(heartbeats[peer_id], author_id=peer_id, teller=None)
+        if has_few_peers:
             await asyncio.gather(*(self.feel() for _ in range(FEW)))
 
-    def _hear(self, raw: bytes, expected: str | None, teller: str | None) -> None:
+    def _hear(self, raw: bytes, author_id: str | None, teller: str | None) -> None:
         """Check a presence, from the DHT or from the peer `teller`, and record its content. An
         honest peer checks each presence before it passes it on. So a teller is responsible for all
         faults but those of times and lists."""
-        heard = self._members.hear(raw, expected)
-        if isinstance(heard, Rejected):
-            author = expected or teller
+        record = self._members.hear(raw, author_id)
+        if isinstance(record, Rejected):
+            author = author_id or teller
             if author is not None and self._members.author(raw) == author:
-                self._asker.note_clock(author, heard, told_itself=teller == author)
-            return self._asker.reject(heard, teller)
-        beat, peer_id, now = heard.head, heard.member.peer_id, self._clock.now()
+                self._asker.note_clock(author, record, told_itself=teller == author)
+            return self._asker.reject(record, teller)
+        beat, peer_id, now = record.head, record.member.peer_id, self._clock.now()
         self._directory.failures.in_time(peer_id)
-        issuer = heard.member.admitted_by.hex()
+        issuer = record.member.admitted_by.hex()
         self._book.tell(
             peer_id,
             beat.addresses,
@@ -289,31 +291,31 @@ class Meeting:
         request = wire.pack(wire.PeersRequest(limit=_PEERS_LIMIT))
         reply = await self._asker.ask_for(wire.PeersReply, peer, PEERS, request)
         for raw in reply.presences[:_PEERS_LIMIT] if reply else ():
-            self._hear(raw, expected=None, teller=peer.peer_id)
+            self._hear(raw, author_id=None, teller=peer.peer_id)
 
     async def _save(self) -> None:
         """Store the peers that answered, with the anchors among them."""
         now, wall = self._clock.now(), self._clock.wall()
         partners = self._directory.partners(now)
         anchors = {peer.peer_id for peer in partners[:ANCHORS]}
-        tried = self._book.tried()
-        saved = [
+        tried_entries = self._book.tried()
+        state = [
             (k.peer_id, k.addresses, k.issuer, k.retry.failures, k.peer_id in anchors)
-            for k in tried
+            for k in tried_entries
         ]
-        if saved == self._saved:
+        if state == self._saved:
             return
-        self._saved = saved
-        seen = {peer.peer_id: peer.last_seen for peer in partners}
+        self._saved = state
+        last_seen = {peer.peer_id: peer.last_seen for peer in partners}
         rows = [
             KnownPeer(
-                known.peer_id,
-                known.addresses,
-                last_seen=wall - (now - max(known.answered, seen.get(known.peer_id, 0.0))),
-                issuer=known.issuer,
-                failures=known.retry.failures,
-                anchor=known.peer_id in anchors,
+                entry.peer_id,
+                entry.addresses,
+                last_seen=wall - (now - max(entry.answered, last_seen.get(entry.peer_id, 0.0))),
+                issuer=entry.issuer,
+                failures=entry.retry.failures,
+                anchor=entry.peer_id in anchors,
             )
-            for known in tried
+            for entry in tried_entries
         ]
         await self._storage.run(self._storage.remember_peers, rows)

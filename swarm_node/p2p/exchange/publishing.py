@@ -61,19 +61,19 @@ class Publisher:
         """
         created_ms = int(self._clock.wall() * 1000)
         epoch = self._storage.epoch
-        published: list[VerifiedGroup] = []
+        verified_groups: list[VerifiedGroup] = []
         entries: list[tuple[StoredGroup, bytes | None]] = []
         first = self._storage.next_seq()
-        for group, prompt, replies, sound in groups:
+        for group, prompt, replies, is_replayable in groups:
             seq = first + len(entries)
             try:
                 body = pack_group(group, epoch=epoch, seq=seq, created_ms=created_ms)
             except OversizeGroupError as error:
                 self._drop(group, error)
                 continue
-            sealed = seal(self._identity, self._swarm_id, Kind.ROLLOUT, body)
-            verified = VerifiedGroup(
-                id=content_id(sealed),
+            blob = seal(self._identity, self._swarm_id, Kind.ROLLOUT, body)
+            verified_group = VerifiedGroup(
+                id=content_id(blob),
                 author=self._identity.peer_id,
                 provenance=Provenance.OWN,
                 group=group,
@@ -82,13 +82,17 @@ class Publisher:
                 arrived=version,
                 replies=replies,
             )
-            published.append(verified)
-            useful = verified.informative and sound and self._verifier.accepts_tokens(group)
-            announcement = self._announce(verified, seq, sealed) if useful else None
-            self.announced += useful
-            entries.append((stored_group(verified, epoch, seq, sealed), announcement))
+            verified_groups.append(verified_group)
+            is_useful = (
+                verified_group.informative
+                and is_replayable
+                and self._verifier.accepts_tokens(group)
+            )
+            announcement = self._announce(verified_group, seq, blob) if is_useful else None
+            self.announced += is_useful
+            entries.append((stored_group(verified_group, epoch, seq, blob), announcement))
         await self._storage.run(self._storage.publish, entries)
-        return published
+        return verified_groups
 
     def _drop(self, group: RolloutGroup, error: OversizeGroupError) -> None:
         if not self.oversize:
@@ -100,14 +104,14 @@ class Publisher:
             )
         self.oversize += 1
 
-    def _announce(self, verified: VerifiedGroup, seq: int, sealed: bytes) -> bytes:
-        group = verified.group
+    def _announce(self, verified_group: VerifiedGroup, seq: int, blob: bytes) -> bytes:
+        group = verified_group.group
         entry = wire.Announcement(
             v=1,
             epoch=self._storage.epoch,
             seq=seq,
-            id=verified.id,
-            size=len(sealed),
+            id=verified_group.id,
+            size=len(blob),
             environment=group.task.environment,
             version=group.task.version,
             family=group.task.family,

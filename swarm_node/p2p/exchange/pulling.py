@@ -59,38 +59,38 @@ class Puller:
         self._pulling: Counter[str] = Counter()
         self._listing: set[str] = set()
 
-    def turns(self, count: int, wanted: int) -> list[Turn]:
+    def turns(self, count: int, total: int) -> list[Turn]:
         """Make the turns of one round: `count` different peers, or all if there are fewer, and
-        about `wanted` announcements in all.
+        about `total` announcements in all.
 
         The limit keeps the cost independent of the swarm's size: in a large swarm a peer has
-        announced many groups since it was last listed. If `wanted` is 0, one peer is still asked
+        announced many groups since it was last listed. If `total` is 0, one peer is still asked
         for its newest announcement, so that not all offers become stale.
         """
-        now, count = self._clock.now(), count if wanted > 0 else 1
+        now, count = self._clock.now(), count if total > 0 else 1
         while count > 1 and self._directory.fewer(count, now):
             count -= 1
-        limit = max(1, min(math.ceil(wanted / count), _LIST_LIMIT))
-        asked: set[str] = set()
-        return [Turn(limit, asked) for _ in range(count)]
+        limit = max(1, min(math.ceil(total / count), _LIST_LIMIT))
+        peer_ids: set[str] = set()
+        return [Turn(limit, peer_ids) for _ in range(count)]
 
     async def list_one(self, turn: Turn) -> Counter[str]:
         """List a random peer. A peer that does not answer costs this call ten seconds, and then
         another is asked. Return the number of new offers that the peer states, under its id."""
         for _ in range(_LIST_TRIES):
-            without = turn.asked | self._listing
-            drawn = self._directory.draw(self._rng, 1, self._clock.now(), without)
-            if not drawn:
+            excluded_ids = turn.asked | self._listing
+            peers = self._directory.draw(self._rng, 1, self._clock.now(), excluded_ids)
+            if not peers:
                 break
-            peer_id = drawn[0].peer_id
+            peer_id = peers[0].peer_id
             turn.asked.add(peer_id)
             self._listing.add(peer_id)
             try:
-                offered = await self._list(drawn[0], turn.limit)
+                offer_count = await self._list(peers[0], turn.limit)
             finally:
                 self._listing.discard(peer_id)
-            if offered is not None:
-                return Counter({peer_id: offered})
+            if offer_count is not None:
+                return Counter({peer_id: offer_count})
         return Counter()
 
     def on_offer(self, slots: Callable[[str | None], int]) -> int:
@@ -128,48 +128,48 @@ class Puller:
         return lambda author: slots(author) - self._pulling[author]
 
     async def _list(self, peer: Peer, limit: int) -> int | None:
-        epoch, since = peer.cursor
+        epoch, last_seq = peer.cursor
         # Older announcements are too stale to pull, so a newcomer lists only the newest.
-        since = max(since if epoch == peer.epoch else 0, peer.head - _LIST_LIMIT)
-        request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=since, limit=limit))
+        last_seq = max(last_seq if epoch == peer.epoch else 0, peer.head - _LIST_LIMIT)
+        request = wire.pack(wire.ListRequest(epoch=peer.epoch, since=last_seq, limit=limit))
         reply = await self._asker.ask(peer, LIST, request, max_reply=_MAX_LIST_REPLY)
         if reply is None:
             return None
-        listed = wire.unpack(wire.ListReply, reply, max_bytes=_MAX_LIST_REPLY)
-        if isinstance(listed, Rejected):
-            self._asker.reject(listed, peer.peer_id)
+        listing = wire.unpack(wire.ListReply, reply, max_bytes=_MAX_LIST_REPLY)
+        if isinstance(listing, Rejected):
+            self._asker.reject(listing, peer.peer_id)
             return 0
-        since = since if listed.epoch == peer.epoch else 0
-        peer.epoch, peer.head = listed.epoch, listed.head
-        before = peer.offered
-        for raw in listed.items:
+        last_seq = last_seq if listing.epoch == peer.epoch else 0
+        peer.epoch, peer.head = listing.epoch, listing.head
+        old_count = peer.offered
+        for raw in listing.items:
             if self._clock.now() < peer.standing.off_until:
                 break  # it was dropped for what it listed
-            since = max(since, self._note(peer, raw))
-        peer.cursor = (listed.epoch, since)
+            last_seq = max(last_seq, self._note(peer, raw))
+        peer.cursor = (listing.epoch, last_seq)
         # Only the peer knows how many it left out, so the number is bounded.
-        return peer.offered - before + min(listed.left_out, _LIST_LIMIT)
+        return peer.offered - old_count + min(listing.left_out, _LIST_LIMIT)
 
     def _note(self, peer: Peer, raw: bytes) -> int:
         """Check one announcement, and keep it as an offer if its group is new and mixed. Return its
         sequence number, 0 if it was refused."""
-        most = wire.MAX_ANNOUNCEMENT_BYTES
-        opened = self._asker.opened(raw, Kind.RECORD, most, peer.peer_id)
-        if opened is None:
+        max_bytes = wire.MAX_ANNOUNCEMENT_BYTES
+        envelope = self._asker.opened(raw, Kind.RECORD, max_bytes, peer.peer_id)
+        if envelope is None:
             return 0
-        entry = wire.unpack(wire.Announcement, opened.body, max_bytes=most)
+        entry = wire.unpack(wire.Announcement, envelope.body, max_bytes=max_bytes)
         if isinstance(entry, Rejected):
             self._asker.reject(entry, peer.peer_id)
             return 0
         peer.environment = entry.environment, entry.version
         peer.policy = entry.model, entry.tokenizer
-        seen = self._verifier.seen(peer.peer_id, entry.epoch, entry.seq)
-        if seen is not None and seen.reason not in BLAMELESS:
-            self._asker.reject(seen, peer.peer_id)
-        if entry.mixed and seen is None:
-            refused = self._verifier.refuse_announced(entry)
-            if refused is not None:
-                self._asker.reject(refused, peer.peer_id)
+        seq_rejection = self._verifier.seen(peer.peer_id, entry.epoch, entry.seq)
+        if seq_rejection is not None and seq_rejection.reason not in BLAMELESS:
+            self._asker.reject(seq_rejection, peer.peer_id)
+        if entry.mixed and seq_rejection is None:
+            rejection = self._verifier.refuse_announced(entry)
+            if rejection is not None:
+                self._asker.reject(rejection, peer.peer_id)
                 return entry.seq
             peer.offered += 1
             peer.offers.append(Offer(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size))
@@ -182,7 +182,7 @@ class Puller:
             return None
         request = wire.pack(wire.PullRequest(id=offer.id))
         for peer in self._holders(offer):
-            sealed = await self._asker.ask(
+            blob = await self._asker.ask(
                 peer,
                 PULL,
                 request,
@@ -190,9 +190,9 @@ class Puller:
                 seconds=_PULL_SECONDS,
                 stated_by=offer.author,
             )
-            if sealed is None:
+            if blob is None:
                 continue
-            result = await self._verifier.verify(offer, sealed, version)
+            result = await self._verifier.verify(offer, blob, version)
             if isinstance(result, Rejected):
                 if result.reason == "hash":  # the fault of this holder, not of the author
                     self._asker.reject(result, peer.peer_id)
@@ -214,9 +214,9 @@ class Puller:
         """Return the author if it may be asked now, then up to two other peers. A hash names the
         group, so any peer may send it."""
         now = self._clock.now()
-        others = [
+        other_peers = [
             peer for peer in self._directory.draw(self._rng, 3, now) if peer.peer_id != offer.author
         ]
         author = self._directory.get(offer.author)
         reachable = author is not None and author.retry_at <= now
-        return ([author] if author is not None and reachable else []) + others[:2]
+        return ([author] if author is not None and reachable else []) + other_peers[:2]

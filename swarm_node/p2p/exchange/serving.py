@@ -60,16 +60,16 @@ Hello = TypeVar("Hello", wire.HelloRequest, wire.HelloReply)
 Body = TypeVar("Body", bound=wire.Body)
 
 
-def hello_body(kind: type[Hello], own: Credentials, transport: Transport) -> Hello:
+def hello_body(kind: type[Hello], credentials: Credentials, transport: Transport) -> Hello:
     """This node's greeting, with up to eight of its addresses that are short enough."""
     own_addresses = circuit.stated(transport.addresses())
-    stated = [a for a in own_addresses if len(a) <= wire.MAX_ADDRESS_CHARS]
+    addresses = [a for a in own_addresses if len(a) <= wire.MAX_ADDRESS_CHARS]
     return kind(
-        chain=own.chain,
+        chain=credentials.chain,
         agent="swarm-node",
-        addresses=tuple(stated[:8]),
-        revoked=own.lists.number,
-        secret=own.secrets.number,
+        addresses=tuple(addresses[:8]),
+        revoked=credentials.lists.number,
+        secret=credentials.secrets.number,
     )
 
 
@@ -85,11 +85,11 @@ class Server:
         storage: Storage,
         traffic: Traffic,
         rng: random.Random,
-        further: Mapping[str, Answer] = MappingProxyType({}),
+        extra_handlers: Mapping[str, Answer] = MappingProxyType({}),
         on_pull: Callable[[], None] = lambda: None,
     ) -> None:
-        """`further` are handlers of more protocols for members. `on_pull` is called for every group
-        that a peer pulls."""
+        """`extra_handlers` are handlers of more protocols for members. `on_pull` is called for
+        every group that a peer pulls."""
         self._transport = transport
         self._credentials = credentials
         self._storage = storage
@@ -109,15 +109,18 @@ class Server:
             SECRET: self._secret,
             RENEW: self._renew,
             CLAIMS: self._claims,
-            **{name: functools.partial(self._further, answer) for name, answer in further.items()},
+            **{
+                name: functools.partial(self._further, answer)
+                for name, answer in extra_handlers.items()
+            },
         }
         transport.serve(HELLO, functools.partial(self._answer, self._hello))
         for protocol, handler in for_members.items():
-            admitted = functools.partial(self._admit, handler)
-            transport.serve(protocol, functools.partial(self._answer, admitted))
+            member_handler = functools.partial(self._admit, handler)
+            transport.serve(protocol, functools.partial(self._answer, member_handler))
         transport.serve(REVOKED, functools.partial(self._answer, self._list_for))
-        known = local.members
-        transport.screen(known.vouches, known.is_member, known.issuer, gate=self)
+        members = local.members
+        transport.screen(members.vouches, members.is_member, members.issuer, gate=self)
 
     async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
         """Answer a request if the caller's budget allows it, and charge the reply."""
@@ -154,30 +157,30 @@ class Server:
 
     async def _list(self, caller: str, payload: bytes) -> bytes:
         request = self._parse(caller, wire.ListRequest, payload)
-        listed = await self._storage.run(
+        listing = await self._storage.run(
             self._storage.announcements, request.epoch, request.since, request.limit
         )
-        return wire.pack(wire.ListReply(*listed))
+        return wire.pack(wire.ListReply(*listing))
 
     async def _pull(self, caller: str, payload: bytes) -> bytes:
         request = self._parse(caller, wire.PullRequest, payload)
-        sealed = await self._storage.run(self._storage.blob, request.id)
-        if sealed is None:
+        blob = await self._storage.run(self._storage.blob, request.id)
+        if blob is None:
             raise NOT_HERE.error()
         self._directory.took(caller)
         self._on_pull()
-        return sealed
+        return blob
 
     async def _peers(self, caller: str, payload: bytes) -> bytes:
         request = self._parse(caller, wire.PeersRequest, payload)
-        known = [
+        heartbeats = [
             peer.heartbeat
             for peer in self._directory.draw(self._rng, request.limit - 1, self._clock.now())
             if peer.heartbeat and peer.peer_id != caller and self._members.is_member(peer.peer_id)
         ]
         if self._directory.heartbeat:
-            known.append(self._directory.heartbeat)
-        return wire.pack(wire.PeersReply(presences=tuple(known)))
+            heartbeats.append(self._directory.heartbeat)
+        return wire.pack(wire.PeersReply(presences=tuple(heartbeats)))
 
     async def _revoked(self, caller: str, payload: bytes) -> bytes:
         return self._exchanged(caller, self._credentials.lists.exchange(payload))
@@ -200,9 +203,9 @@ class Server:
 
     async def _claims(self, caller: str, payload: bytes) -> bytes:
         request = self._parse(caller, wire.ClaimsRequest, payload)
-        same = request.known == digest(self._members.claims())
-        told = () if same else self._members.told_claims(self._rng)
-        return wire.pack(wire.ClaimsReply(told))
+        is_synced = request.known == digest(self._members.claims())
+        claims = () if is_synced else self._members.told_claims(self._rng)
+        return wire.pack(wire.ClaimsReply(claims))
 
     async def _further(self, answer: Answer, caller: str, payload: bytes) -> bytes:
         return self._exchanged(caller, await answer(caller, payload))
@@ -259,9 +262,9 @@ class Server:
         """See `TableGate`."""
         self._turn_away(caller, "unknown_member")
 
-    def broke(self, caller: str, rejected: Rejected) -> None:
+    def broke(self, caller: str, rejection: Rejected) -> None:
         """See `TableGate`."""
-        self._refuse(caller, rejected)
+        self._refuse(caller, rejection)
 
     def over(self, reason: str, count: int) -> None:
         """See `TableGate`."""
@@ -280,10 +283,10 @@ class Server:
             raise BAD_REQUEST.error(body.reason)
         return body
 
-    def _refuse(self, caller: str, rejected: Rejected) -> None:
+    def _refuse(self, caller: str, rejection: Rejected) -> None:
         refuse(
             caller,
-            rejected,
+            rejection,
             self._clock.now(),
             transport=self._transport,
             directory=self._directory,
@@ -293,7 +296,7 @@ class Server:
 
 def refuse(
     caller: str,
-    rejected: Rejected,
+    rejection: Rejected,
     now: float,
     *,
     transport: Transport,
@@ -302,7 +305,7 @@ def refuse(
 ) -> None:
     """Count a fault of a request, in total and against the caller. Cut the caller's link if no
     honest program sends such a request."""
-    counts[rejected.reason] += 1
-    cut = directory.refused(caller, rejected.reason, now)
-    if blame_of(rejected.reason) is Blame.VIOLATION:
-        transport.sever(caller, cut or _STRANGER_SECONDS)
+    counts[rejection.reason] += 1
+    seconds = directory.refused(caller, rejection.reason, now)
+    if blame_of(rejection.reason) is Blame.VIOLATION:
+        transport.sever(caller, seconds or _STRANGER_SECONDS)

@@ -107,7 +107,7 @@ class GroupVerifier:
     def __init__(
         self,
         swarm_id: bytes,
-        expected: Expected,
+        criteria: Expected,
         storage: Storage,
         judge: Judge,
         check_tokens: TokenCheck,
@@ -116,7 +116,7 @@ class GroupVerifier:
     ) -> None:
         """`dialogues` is needed if the environment has several turns."""
         self._swarm_id = swarm_id
-        self._expected = expected
+        self._expected = criteria
         self._storage = storage
         self._judge = judge
         self._check_tokens = check_tokens
@@ -152,28 +152,28 @@ class GroupVerifier:
         """Check that nodes with the same model would accept the token ids of an own group."""
         return self._check_tokens(group) is None
 
-    async def verify(self, offer: Offer, sealed: bytes, version: int) -> VerifiedGroup | Rejected:
-        """Check `sealed`, pulled for `offer`. Store it and return it ready for the replay buffer.
+    async def verify(self, offer: Offer, blob: bytes, version: int) -> VerifiedGroup | Rejected:
+        """Check `blob`, pulled for `offer`. Store it and return it ready for the replay buffer.
 
         `version` is this node's policy version now. One transaction stores the group and marks its
         number in the author's replay window, so no restart can admit the group again.
         """
-        opened = self._open(offer, sealed)
-        if isinstance(opened, Rejected):
-            return opened
-        _, group = opened
-        refused = (
+        contents = self._open(offer, blob)
+        if isinstance(contents, Rejected):
+            return contents
+        _, group = contents
+        rejection = (
             self._refuse_task(group)
             or self._refuse_tokens(group)
             or await self._refuse_content(group, offer)
         )
-        if refused is not None:
-            return refused
-        judged = await self._judged(group, offer.author)
-        if isinstance(judged, Rejected):
-            return judged
-        prompt, rewards, replies = judged
-        verified = VerifiedGroup(
+        if rejection is not None:
+            return rejection
+        judgement = await self._judged(group, offer.author)
+        if isinstance(judgement, Rejected):
+            return judgement
+        prompt, rewards, replies = judgement
+        verified_group = VerifiedGroup(
             id=offer.id,
             author=offer.author,
             provenance=self._provenance(group.policy),
@@ -183,60 +183,67 @@ class GroupVerifier:
             arrived=version,
             replies=replies,
         )
-        if self._dialogues is not None and not self._dialogues.fits(verified):
+        if self._dialogues is not None and not self._dialogues.fits(verified_group):
             return Rejected("too_long", "a dialogue exceeds this model's positions")
-        return await self._admit(verified, offer, sealed)
+        return await self._admit(verified_group, offer, blob)
 
     async def replayed(self, group: VerifiedGroup) -> VerifiedGroup | None:
         """Return a stored group. The replies of dialogues are derived again, because they are not
         stored. Return None if the group would be refused now: the environment may have gained or
         lost its turns."""
         if self._dialogues is None:
-            return None if any(each.earlier for each in group.group.completions) else group
-        judged = await self._judged(group.group, group.author)
-        if isinstance(judged, Rejected):
+            return (
+                None if any(completion.earlier for completion in group.group.completions) else group
+            )
+        judgement = await self._judged(group.group, group.author)
+        if isinstance(judgement, Rejected):
             return None
-        return replace(group, prompt=judged[0], rewards=judged[1], replies=judged[2])
+        return replace(group, prompt=judgement[0], rewards=judgement[1], replies=judgement[2])
 
     async def _judged(self, group: RolloutGroup, author: str) -> _Found | Rejected:
         """The prompt, the rewards and the replies of a group, as this node finds them."""
         replies: tuple[tuple[str, ...], ...] = ()
         try:
             if self._dialogues is None:
-                refused = _refuse_flaws(["ended" for each in group.completions if each.earlier])
-                if refused is not None:
-                    return refused
+                rejection = _refuse_flaws(
+                    ["ended" for completion in group.completions if completion.earlier]
+                )
+                if rejection is not None:
+                    return rejection
                 texts = [completion.text for completion in group.completions]
-                judged = await self._judge(group.task, texts, author)
-                return _refuse_judged(judged) or (judged.prompt, judged.rewards, replies)
-            if (untrue := _refuse_cut(group)) is not None:
-                return untrue
-            said = [(each.said, each.finish is not Finish.STOP) for each in group.completions]
-            replayed = await self._dialogues.replay(group.task, said, author)
+                judgement = await self._judge(group.task, texts, author)
+                return _refuse_judged(judgement) or (judgement.prompt, judgement.rewards, replies)
+            if (flaw := _refuse_cut(group)) is not None:
+                return flaw
+            transcripts = [
+                (completion.said, completion.finish is not Finish.STOP)
+                for completion in group.completions
+            ]
+            replay = await self._dialogues.replay(group.task, transcripts, author)
         except SlowTaskError as error:  # its author may have a faster machine
             return Rejected("slow_task", str(error))
         except UnknownTaskError as error:
             return Rejected("task", str(error))
-        refused = _refuse_judged(replayed) or _refuse_flaws(replayed.flaws)
-        return refused or (replayed.prompt, replayed.rewards, replayed.replies)
+        rejection = _refuse_judged(replay) or _refuse_flaws(replay.flaws)
+        return rejection or (replay.prompt, replay.rewards, replay.replies)
 
-    def _open(self, offer: Offer, sealed: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
-        if content_id(sealed) != offer.id:
+    def _open(self, offer: Offer, blob: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
+        if content_id(blob) != offer.id:
             return Rejected("hash", "not the bytes that were announced")
-        if len(sealed) != offer.size:
+        if len(blob) != offer.size:
             return Rejected("size", "the announcement states another size")
-        opened = open_sealed(sealed, self._swarm_id, Kind.ROLLOUT)
-        if isinstance(opened, Rejected):
-            return opened
-        if opened.author != offer.author:
+        envelope = open_sealed(blob, self._swarm_id, Kind.ROLLOUT)
+        if isinstance(envelope, Rejected):
+            return envelope
+        if envelope.author != offer.author:
             return Rejected("author", "signed by another key than the announcement")
-        unpacked = unpack_group(opened.body)
-        if isinstance(unpacked, Rejected):
-            return unpacked
-        header, _ = unpacked
+        contents = unpack_group(envelope.body)
+        if isinstance(contents, Rejected):
+            return contents
+        header, _ = contents
         if (header.epoch, header.seq) != (offer.epoch, offer.seq):
             return Rejected("sequence", "its epoch or number is not the announced one")
-        return self.seen(offer.author, header.epoch, header.seq) or unpacked
+        return self.seen(offer.author, header.epoch, header.seq) or contents
 
     def _refuse_task(self, group: RolloutGroup) -> Rejected | None:
         task = group.task
@@ -248,9 +255,9 @@ class GroupVerifier:
 
     def _elsewhere(self, environment: str, version: str, family: str) -> bool:
         """Check that a task is not among those that this node trains on."""
-        expected = self._expected
-        trained = (environment, version) == (expected.environment, expected.version)
-        return not trained or family not in expected.families
+        criteria = self._expected
+        is_same_env = (environment, version) == (criteria.environment, criteria.version)
+        return not is_same_env or family not in criteria.families
 
     def _refuse_tokens(self, group: RolloutGroup) -> Rejected | None:
         kin = self._provenance(group.policy) is Provenance.KIN
@@ -258,8 +265,8 @@ class GroupVerifier:
             completion.token_ids.size if kin else self._length(completion)
             for completion in group.completions
         ]
-        refused = self._expected.sizes.pulled(lengths)
-        return self._check_tokens(group) if refused is None and kin else refused
+        rejection = self._expected.sizes.pulled(lengths)
+        return self._check_tokens(group) if rejection is None and kin else rejection
 
     def _length(self, completion: Completion) -> int:
         """The length of a foreign completion in this node's tokens. Each turn but the last counts
@@ -274,68 +281,76 @@ class GroupVerifier:
     def refuse_known(self, group: RolloutGroup, offer: Offer, prompt: str) -> Rejected | None:
         """Refuse a group that was accepted before, from any author."""
         author, task = offer.author, group.task
-        ours, theirs = task_digest(task, self._expected.peer_id), task_digest(task, author)
+        local_digest, author_digest = (
+            task_digest(task, self._expected.peer_id),
+            task_digest(task, author),
+        )
         content = content_digest(group, prompt)
-        known = self._storage.authors_of(ours, theirs, content)
-        if ours in known:
+        stored_digests = self._storage.authors_of(local_digest, author_digest, content)
+        if local_digest in stored_digests:
             return Rejected("own_copied", "a task that this node chose for itself")
-        if theirs in known:
+        if author_digest in stored_digests:
             if self._windows.begins(author, offer.epoch):
                 return Rejected("anew", "its author may have lost what it had made")
             return Rejected("repeated", "its author made a group of this task before")
-        if content in known:
+        if content in stored_digests:
             return Rejected("copied", "the same answers to the same question were here before")
         return None
 
     def _provenance(self, policy: PolicyRef) -> Provenance:
-        own = self._expected.policy
-        same = (policy.model, policy.tokenizer) == (own.model, own.tokenizer)
-        return Provenance.KIN if same else Provenance.FOREIGN
+        local_policy = self._expected.policy
+        is_same_model = (policy.model, policy.tokenizer) == (
+            local_policy.model,
+            local_policy.tokenizer,
+        )
+        return Provenance.KIN if is_same_model else Provenance.FOREIGN
 
     async def _admit(
-        self, verified: VerifiedGroup, offer: Offer, sealed: bytes
+        self, verified_group: VerifiedGroup, offer: Offer, blob: bytes
     ) -> VerifiedGroup | Rejected:
         # Judging takes time: another pull of the same number may have finished meanwhile. No await
         # may stand between the check of the window and its mark.
-        repeated = await self._refuse_content(verified.group, offer, verified.prompt) or self.seen(
-            verified.author, offer.epoch, offer.seq
-        )
-        if repeated is not None:
-            return repeated
-        marked = self._windows.mark(verified.author, offer.epoch, offer.seq)
-        row = WindowRow(verified.author, offer.epoch, *marked)
-        if not verified.informative:
+        rejection = await self._refuse_content(
+            verified_group.group, offer, verified_group.prompt
+        ) or self.seen(verified_group.author, offer.epoch, offer.seq)
+        if rejection is not None:
+            return rejection
+        window = self._windows.mark(verified_group.author, offer.epoch, offer.seq)
+        row = WindowRow(verified_group.author, offer.epoch, *window)
+        if not verified_group.informative:
             # All its advantages are zero, so no update can learn from it. Only its number is kept.
             await self._storage.run(self._storage.save_window, row)
             return Rejected("zero_advantage", "all rewards are equal")
-        stored = stored_group(verified, offer.epoch, offer.seq, sealed)
-        if not await self._storage.run(self._storage.accept, stored, row):
+        group_row = stored_group(verified_group, offer.epoch, offer.seq, blob)
+        if not await self._storage.run(self._storage.accept, group_row, row):
             return Rejected("duplicate", "stored already")
-        return verified
+        return verified_group
 
 
-def _refuse_judged(judged: Judged) -> Rejected | None:
+def _refuse_judged(judgement: Judged) -> Rejected | None:
     """The reason against a group that has no rewards."""
-    if judged.lost == "asleep":
+    if judgement.lost == "asleep":
         return Rejected("asleep", "its texts make the process that judges sleep")
-    if judged.lost:
-        return Rejected("judging", f"its texts ended the process that judges ({judged.lost})")
-    if judged.unjudged:
-        return Rejected("unjudged", f"this node could not judge it ({judged.unjudged})")
+    if judgement.lost:
+        return Rejected("judging", f"its texts ended the process that judges ({judgement.lost})")
+    if judgement.unjudged:
+        return Rejected("unjudged", f"this node could not judge it ({judgement.unjudged})")
     return None
 
 
 def _refuse_cut(group: RolloutGroup) -> Rejected | None:
     """Refuse a group that calls a last turn cut although it was not. An author cuts all turns of a
     group at the same number of its tokens, so no turn is longer than a cut one."""
-    longest, cut = 0, set[int]()
-    for each in group.completions:
-        lengths = [end - begin for begin, end in pairwise((0, *each.ends))]
-        longest = max(longest, *lengths)
-        if each.finish is Finish.LENGTH:
-            cut.add(lengths[-1])
-    if cut and min(cut) < longest:
-        return Rejected("replay", f"a turn of {min(cut)} tokens is called cut, another has more")
+    max_length, turn_limits = 0, set[int]()
+    for completion in group.completions:
+        lengths = [end - begin for begin, end in pairwise((0, *completion.ends))]
+        max_length = max(max_length, *lengths)
+        if completion.finish is Finish.LENGTH:
+            turn_limits.add(lengths[-1])
+    if turn_limits and min(turn_limits) < max_length:
+        return Rejected(
+            "replay", f"a turn of {min(turn_limits)} tokens is called cut, another has more"
+        )
     return None
 
 
@@ -351,20 +366,20 @@ def _refuse_flaws(flaws: Sequence[str]) -> Rejected | None:
     return None
 
 
-def stored_group(verified: VerifiedGroup, epoch: int, seq: int, sealed: bytes) -> StoredGroup:
+def stored_group(verified_group: VerifiedGroup, epoch: int, seq: int, blob: bytes) -> StoredGroup:
     """Make the row of a group with its position in its author's log. `restored_group` is the
     inverse."""
     return StoredGroup(
-        id=verified.id,
-        author=verified.author,
+        id=verified_group.id,
+        author=verified_group.author,
         epoch=epoch,
         seq=seq,
-        provenance=verified.provenance,
-        blob=sealed,
-        prompt=verified.prompt,
-        rewards=verified.rewards,
-        arrived=verified.arrived,
-        digests=digests(verified.group, verified.prompt, verified.author),
+        provenance=verified_group.provenance,
+        blob=blob,
+        prompt=verified_group.prompt,
+        rewards=verified_group.rewards,
+        arrived=verified_group.arrived,
+        digests=digests(verified_group.group, verified_group.prompt, verified_group.author),
     )
 
 
@@ -373,19 +388,22 @@ def restored_groups(storage: Storage, environment: str, version: str) -> list[Ve
     ones are deleted. Those of another environment or version are retired: their texts may be held
     out now."""
     groups: list[VerifiedGroup] = []
-    others: list[bytes] = []
+    retired_ids: list[bytes] = []
     for row in storage.live(1):
         try:
             group = restored_group(row)
         except HomeError:  # one group is no reason to stop
             storage.forget(row.id)
             continue
-        same = (group.group.task.environment, group.group.task.version) == (environment, version)
-        if same:
+        is_current = (group.group.task.environment, group.group.task.version) == (
+            environment,
+            version,
+        )
+        if is_current:
             groups.append(group)
         else:
-            others.append(group.id)
-    storage.retire(others)
+            retired_ids.append(group.id)
+    storage.retire(retired_ids)
     return groups
 
 
@@ -398,14 +416,14 @@ def restored_group(row: StoredGroup) -> VerifiedGroup:
     """
     if content_id(row.blob) != row.id:
         raise HomeError("a stored group is damaged: its bytes have another hash")
-    unpacked = unpack_group(msgspec.msgpack.decode(row.blob)[1])
-    if isinstance(unpacked, Rejected):
-        raise HomeError(f"a stored group is of another version of the program: {unpacked.detail}")
+    contents = unpack_group(msgspec.msgpack.decode(row.blob)[1])
+    if isinstance(contents, Rejected):
+        raise HomeError(f"a stored group is of another version of the program: {contents.detail}")
     return VerifiedGroup(
         id=row.id,
         author=row.author,
         provenance=row.provenance,
-        group=unpacked[1],
+        group=contents[1],
         prompt=row.prompt,
         rewards=row.rewards,
         arrived=row.arrived,
@@ -423,7 +441,8 @@ def content_digest(group: RolloutGroup, prompt: str = "") -> bytes:
     prompt."""
     # A folded text has no line break, so one joins the turns of a dialogue.
     texts = sorted(
-        "\n".join(" ".join(text.split()) for text in each.said) for each in group.completions
+        "\n".join(" ".join(text.split()) for text in completion.said)
+        for completion in group.completions
     )
     return _digest("content", *([prompt] if prompt else _named(group.task)), *texts)
 
@@ -439,5 +458,5 @@ def _named(task: TaskRef) -> tuple[str, str, str, str]:
 
 def _digest(*parts: str) -> bytes:
     # A text may hold lone surrogates, which have no UTF-8 encoding.
-    encoded = [part.encode(errors="surrogatepass") for part in parts]
-    return hashlib.sha256(msgspec.msgpack.encode(encoded)).digest()
+    chunks = [part.encode(errors="surrogatepass") for part in parts]
+    return hashlib.sha256(msgspec.msgpack.encode(chunks)).digest()

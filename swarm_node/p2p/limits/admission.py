@@ -42,23 +42,23 @@ class PeerSlots:
         self._working: dict[str, asyncio.Semaphore] = {}
 
     @contextlib.asynccontextmanager
-    async def hold(self, key: str, most: int, group: str | None = None) -> AsyncGenerator[None]:
-        """Wait until fewer than `most` tasks of this key run. The keys of a `group` hold at most as
-        many slots as are free, so other groups always find some.
+    async def hold(self, key: str, limit: int, group: str | None = None) -> AsyncGenerator[None]:
+        """Wait until fewer than `limit` tasks of this key run. The keys of a `group` hold at most
+        as many slots as are free, so other groups always find some.
 
         Raises:
             BusyError: its queue, its group's share or the node is full.
         """
-        if self._streams[key] >= most + MAX_WAITING_PER_PEER:
+        if self._streams[key] >= limit + MAX_WAITING_PER_PEER:
             raise BusyError(QUEUE_FULL.words())
         free = MAX_STREAMS - self._streams.total()
         if free <= (0 if group is None else self._groups[group]):
             raise BusyError(BUSY.words())
         self._streams[key] += 1
         self._groups[group or ""] += 1
-        working = self._working.setdefault(key, asyncio.Semaphore(most))
+        semaphore = self._working.setdefault(key, asyncio.Semaphore(limit))
         try:
-            async with working:
+            async with semaphore:
                 yield
         finally:
             self._groups[group or ""] -= 1
@@ -107,18 +107,18 @@ class Admission:
         self._members: Counter[str] = Counter()
         self._strangers = 0
 
-    def enter(self, peer: str, stranger: bool) -> Entry | None:
+    def enter(self, peer: str, is_stranger: bool) -> Entry | None:
         """Admit a stream, None if a limit does not allow it. The caller passes the entry to `leave`
         at its end. The members of an issuer have at most as many streams as are free."""
-        entry = Entry(peer, self.issuer(peer), stranger)
+        entry = Entry(peer, self.issuer(peer), is_stranger)
         if peer in self.severed:
             return None
         if self._open[peer] >= STREAMS_PER_PEER:
             self.ended_early(peer, junk=False)
             return None
         free = 2 * MAX_STREAMS - self._open.total()  # without any, too many even to refuse each
-        taken = 0 if stranger else self._members[entry.issuer]
-        if free <= taken or (stranger and self._strangers >= MAX_STRANGERS_STREAMS):
+        issuer_streams = 0 if is_stranger else self._members[entry.issuer]
+        if free <= issuer_streams or (is_stranger and self._strangers >= MAX_STRANGERS_STREAMS):
             return None
         self._count(entry, 1)
         return entry
@@ -146,8 +146,8 @@ class Admission:
         issuer = self.issuer(peer)
         if protocol not in (RELAY, RELAYED):
             return self._slots.hold(peer, self._per_peer, issuer)
-        most = self._per_peer * (2 if protocol == RELAYED else 1)
-        return self._slots.hold(f"{peer} {protocol}", most, issuer)
+        limit = self._per_peer * (2 if protocol == RELAYED else 1)
+        return self._slots.hold(f"{peer} {protocol}", limit, issuer)
 
     def ended_early(self, peer: str, *, junk: bool) -> None:
         """Note a stream that ended before its reply was taken. `junk` marks one that was over the

@@ -47,13 +47,24 @@ class Wants:
 
     @classmethod
     def of(
-        cls, *, own: int, external: int, batches: int, poll: float, answers: int, tokens: int
+        cls,
+        *,
+        local_groups: int,
+        external_groups: int,
+        batches: int,
+        poll: float,
+        answers: int,
+        tokens: int,
     ) -> Wants:
-        """Compute the demand of a node. It trains on `own` and `external` groups per batch, and
-        holds groups for `batches` batches. It lists peers every `poll` seconds. Its groups have
-        `answers` answers of at most `tokens` tokens."""
+        """Compute the demand of a node. It trains on `local_groups` and `external_groups` per
+        batch, and holds groups for `batches` batches. It lists peers every `poll` seconds. Its
+        groups have `answers` answers of at most `tokens` tokens."""
         size = answers * (tokens * _TOKEN_BYTES + _COMPLETION_BYTES) + _GROUP_BYTES
-        return cls(batches * max(own, external) / poll, size, external / max(own, 1))
+        return cls(
+            batches * max(local_groups, external_groups) / poll,
+            size,
+            external_groups / max(local_groups, 1),
+        )
 
 
 class _Fading:
@@ -82,17 +93,17 @@ class _Takings:
         """Add `units` once to the total, and once to each of `keys`."""
         self._all.add(units, now)
         for key in keys:
-            taken = self._of.get(key) or _Fading()
-            taken.add(units, now)
-            self._of[key] = taken
+            usage = self._of.get(key) or _Fading()
+            usage.add(units, now)
+            self._of[key] = usage
 
     def total(self, now: float) -> float:
         return self._all.at(now)
 
     def of(self, key: str, now: float) -> float:
         """Return the use of `key`, 0 if it used nothing."""
-        taken = self._of.get(key)
-        return taken.at(now) if taken is not None else 0.0
+        usage = self._of.get(key)
+        return usage.at(now) if usage is not None else 0.0
 
     def share(self, key: str, now: float) -> float:
         """Return the share of `key` in the total, in [0, 1]."""
@@ -139,12 +150,12 @@ class Budget:
         return True
 
     def charge(
-        self, issuer: str, peer: str, now: float, units: float, since: float | None = None
+        self, issuer: str, peer: str, now: float, units: float, charged_at: float | None = None
     ) -> None:
-        """Charge units to the peer. A negative number refunds units that were charged at `since`. A
-        refund lowers recent use by the part of these units that has not decayed."""
-        faded = 1.0 if since is None else 0.5 ** ((now - since) / HALF_LIFE)
-        self._taken.add(units * faded, now, issuer)
+        """Charge units to the peer. A negative number refunds units that were charged at
+        `charged_at`. A refund lowers recent use by the part of these units that has not decayed."""
+        fraction = 1.0 if charged_at is None else 0.5 ** ((now - charged_at) / HALF_LIFE)
+        self._taken.add(units * fraction, now, issuer)
         self._all.charge(now, units)
         self._issuers.charge(issuer, now, units)
         self._peers.charge(peer, now, units)
@@ -194,9 +205,9 @@ class Traffic:
         """Charge `size` bytes for a reply, if they are left. Return False if they are not."""
         return self._bytes_out.take(self._issuer(peer), peer, now, size)
 
-    def unsent(self, peer: str, now: float, size: int, since: float) -> None:
-        """Refund `size` bytes that were reserved at `since`."""
-        self._bytes_out.charge(self._issuer(peer), peer, now, -size, since)
+    def unsent(self, peer: str, now: float, size: int, reserved_at: float) -> None:
+        """Refund `size` bytes that were reserved at `reserved_at`."""
+        self._bytes_out.charge(self._issuer(peer), peer, now, -size, reserved_at)
 
     def pulls(self, author: str, now: float, size: int) -> bool:
         """Charge a group of `size` bytes by `author` to be pulled, if the budget allows it."""
@@ -217,10 +228,10 @@ class Effort:
     """Time used for judging: shares of a peer, an issuer and all peers, relative to own groups. Own
     groups have a separate judge and wait for nothing."""
 
-    def __init__(self, external: float, issuer: Callable[[str], str]) -> None:
-        """`external` is the number of peers' groups for each own one in a batch. `issuer` is as in
+    def __init__(self, ratio: float, issuer: Callable[[str], str]) -> None:
+        """`ratio` is the number of peers' groups for each own one in a batch. `issuer` is as in
         `Traffic`."""
-        self._ratio = max(external, 1.0)
+        self._ratio = max(ratio, 1.0)
         self._issuer = issuer
         self._own, self._peers = _Fading(), _Takings()
 
@@ -236,11 +247,13 @@ class Effort:
         """Check that another group of `peer` may be judged. One peer may use as much time as the
         own groups that its groups replace, all peers together twice as much. If its issuer's
         members had a large share, part of that time is kept for other issuers."""
-        own, issuer = self._own.at(now) * self._ratio, self._issuer(peer)
-        most = (4 * FREE_SECONDS + 2.0 * own) * (1.0 - self._peers.share(issuer, now) / 4)
+        local_seconds, issuer = self._own.at(now) * self._ratio, self._issuer(peer)
+        limit = (4 * FREE_SECONDS + 2.0 * local_seconds) * (
+            1.0 - self._peers.share(issuer, now) / 4
+        )
         return (
-            self._peers.total(now) <= most
-            and self._peers.of(issuer, now) <= 2 * FREE_SECONDS + 1.5 * own
+            self._peers.total(now) <= limit
+            and self._peers.of(issuer, now) <= 2 * FREE_SECONDS + 1.5 * local_seconds
             and not self.exceeds(peer, now)
         )
 

@@ -60,8 +60,8 @@ class SizeGate:
         pulling the group, None if it may be pulled."""
         if completions > self.completions:
             return Rejected("too_large", f"{completions} completions, at most {self.completions}")
-        most = _GROUP_BYTES + completions * (_ANSWER_BYTES + self.tokens * _TOKEN_BYTES)
-        if size > most:
+        max_bytes = _GROUP_BYTES + completions * (_ANSWER_BYTES + self.tokens * _TOKEN_BYTES)
+        if size > max_bytes:
             return Rejected("too_long", f"{size} bytes in {completions} completions")
         return None
 
@@ -107,9 +107,9 @@ class ReplayWindow:
         Raises:
             ValueError: `check` refuses it; marking it would admit a group twice.
         """
-        refused = self.check(seq)
-        if refused is not None:
-            raise ValueError(f"cannot mark a refused sequence number: {refused.reason}")
+        rejection = self.check(seq)
+        if rejection is not None:
+            raise ValueError(f"cannot mark a refused sequence number: {rejection.reason}")
         if seq > self._high:
             # A first number can be anywhere: shifting by it would build an integer of that size.
             shift = min(seq - self._high, WINDOW)
@@ -156,15 +156,15 @@ class Windows:
     def check(self, author: str, epoch: int, seq: int) -> Rejected | None:
         """Check a group. Return None if it is new, else a reason of `ReplayWindow.check`; a lower
         epoch is "too_old"."""
-        newest, window = self._known.get(author, (epoch, ReplayWindow()))
-        if epoch < newest:
-            return Rejected("too_old", f"epoch {epoch}, newest {newest}")
-        return (window if epoch == newest else ReplayWindow()).check(seq)
+        last_epoch, window = self._known.get(author, (epoch, ReplayWindow()))
+        if epoch < last_epoch:
+            return Rejected("too_old", f"epoch {epoch}, newest {last_epoch}")
+        return (window if epoch == last_epoch else ReplayWindow()).check(seq)
 
     def begins(self, author: str, epoch: int) -> bool:
         """Check that `epoch` is greater than the stored epoch of a known author."""
-        known = self._known.get(author)
-        return known is not None and epoch > known[0]
+        entry = self._known.get(author)
+        return entry is not None and epoch > entry[0]
 
     def mark(self, author: str, epoch: int, seq: int) -> tuple[int, bytes]:
         """Mark a group as seen. Return the window's row; the author's row is `epoch` with this
@@ -173,11 +173,11 @@ class Windows:
         Raises:
             ValueError: `check` refuses it.
         """
-        refused = self.check(author, epoch, seq)
-        if refused is not None:
-            raise ValueError(f"cannot mark a refused group: {refused.reason}")
-        newest, window = self._known.get(author, (epoch, ReplayWindow()))
-        window = window if epoch == newest else ReplayWindow()
+        rejection = self.check(author, epoch, seq)
+        if rejection is not None:
+            raise ValueError(f"cannot mark a refused group: {rejection.reason}")
+        last_epoch, window = self._known.get(author, (epoch, ReplayWindow()))
+        window = window if epoch == last_epoch else ReplayWindow()
         window.mark(seq)
         self._known[author] = epoch, window
         return window.to_row()

@@ -102,21 +102,21 @@ class LinkPlace(NamedTuple):
     rank: int
 
 
-def surplus(places: Sequence[LinkPlace], most: int) -> list[int]:
-    """Choose places to give up until `most` are left. `places` has the oldest first. One by one,
+def surplus(places: Sequence[LinkPlace], limit: int) -> list[int]:
+    """Choose places to give up until `limit` are left. `places` has the oldest first. One by one,
     the source with the most places of the lowest rank loses its oldest."""
-    chosen: list[int] = []
+    indices: list[int] = []
     for rank in sorted({place.rank for place in places}):
         of: defaultdict[str, deque[int]] = defaultdict(deque)
         for index, place in enumerate(places):
             if place.rank == rank:
                 of[place.source].append(index)
-        while of and len(places) - len(chosen) > most:
+        while of and len(places) - len(indices) > limit:
             fullest = max(of, key=lambda source: len(of[source]))
-            chosen.append(of[fullest].popleft())
+            indices.append(of[fullest].popleft())
             if not of[fullest]:
                 del of[fullest]
-    return chosen
+    return indices
 
 
 def crowded(sites: Sequence[str], arriving: str) -> int | None:

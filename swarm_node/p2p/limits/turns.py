@@ -13,19 +13,19 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-def in_turn(items: Iterable[Item], issuer: Callable[[Item], str], most: int) -> list[Item]:
-    """Return `most` of the items: the first of every issuer, then the second of every issuer, and
+def in_turn(items: Iterable[Item], issuer: Callable[[Item], str], limit: int) -> list[Item]:
+    """Return `limit` of the items: the first of every issuer, then the second of every issuer, and
     so on. Issuers are in the order of their first items."""
     of: dict[str, list[Item]] = {}
     for item in items:
         of.setdefault(issuer(item), []).append(item)
-    longest = max(map(len, of.values()), default=0)
-    turns = (held[turn] for turn in range(longest) for held in of.values() if turn < len(held))
-    return [item for item, _ in zip(turns, range(most), strict=False)]
+    rounds = max(map(len, of.values()), default=0)
+    turns = (queue[turn] for turn in range(rounds) for queue in of.values() if turn < len(queue))
+    return [item for item, _ in zip(turns, range(limit), strict=False)]
 
 
 def drawn_in_turn(
-    rng: random.Random, items: Collection[Item], issuer: Callable[[Item], str], most: int
+    rng: random.Random, items: Collection[Item], issuer: Callable[[Item], str], limit: int
 ) -> list[Item]:
-    """Return `most` of the items as `in_turn` does, of issuers and items in random order."""
-    return in_turn(rng.sample(list(items), len(items)), issuer, most)
+    """Return `limit` of the items as `in_turn` does, of issuers and items in random order."""
+    return in_turn(rng.sample(list(items), len(items)), issuer, limit)

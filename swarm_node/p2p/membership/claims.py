@@ -45,17 +45,17 @@ class Claims:
         """Note that a subject was met with a certificate of this issuer. The earliest time counts.
         Return True if anything changed."""
         of = self._issuers.setdefault(issuer, _Issuer(uses))
-        before = of.met.get(subject)
-        if before is not None and before <= met_ms:
+        old_met_ms = of.met.get(subject)
+        if old_met_ms is not None and old_met_ms <= met_ms:
             return False
         of.met[subject] = met_ms
         stayed = of.stays
         first = sorted(of.met, key=lambda key: (of.met[key], _tie(issuer, key)))
-        for gone in first[of.uses + _MAX_TRIED :]:
-            del of.met[gone]
+        for late_subject in first[of.uses + _MAX_TRIED :]:
+            del of.met[late_subject]
         of.stays = frozenset(first[: of.uses])
         self.displaced += len(stayed - of.stays)
-        self._count += (before is None) - len(first[of.uses + _MAX_TRIED :])
+        self._count += (old_met_ms is None) - len(first[of.uses + _MAX_TRIED :])
         while self._count > MAX_CLAIMS:
             self._count -= len(self._issuers.pop(next(iter(self._issuers))).met)
         return subject in of.met
@@ -101,8 +101,8 @@ class Claims:
 
     def _rows(self) -> Iterator[tuple[bytes, bytes, int]]:
         for issuer, of in self._issuers.items():
-            for subject, met in of.met.items():
-                yield issuer, subject, met
+            for subject, met_ms in of.met.items():
+                yield issuer, subject, met_ms
 
 
 def digest(claims: list[tuple[bytes, bytes, int]]) -> bytes:

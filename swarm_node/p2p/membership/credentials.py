@@ -63,16 +63,16 @@ class Shelf(Generic[T]):
         verify: Callable[[bytes, float | None], Statement[T] | Rejected],
         use: Callable[[T], None],
         wall: Callable[[], float],
-        least: int = 0,
-        passed: Callable[[T], None] = lambda body: None,
+        min_number: int = 0,
+        on_outdated: Callable[[T], None] = lambda body: None,
     ) -> None:
         self._name = name
         self._keeper = keeper
         self._verify = verify
         self._use = use
         self._wall = wall
-        self._least = least
-        self._passed = passed
+        self._least = min_number
+        self._passed = on_outdated
         self._file: bytes | None = None
         self.held: Statement[T] | None = None
         self.fresh = False
@@ -101,8 +101,8 @@ class Shelf(Generic[T]):
 
     def exchange(self, raw: bytes) -> bytes | Rejected:
         """Answer a peer that offers a statement, or none. Return the one held if it differs."""
-        refused = self.offer(raw) if raw else None
-        return refused or (b"" if self.raw == raw else self.raw)
+        rejection = self.offer(raw) if raw else None
+        return rejection or (b"" if self.raw == raw else self.raw)
 
     def refresh(self) -> None:
         """Read a statement that a command has written into the file."""
@@ -154,7 +154,7 @@ class Credentials:
             lambda raw, now: verify_revocations(raw, local.swarm, now),
             self._obey,
             local.clock.wall,
-            passed=self._note_listed,
+            on_outdated=self._note_listed,
         )
         self.secrets = Shelf(
             "secret",
@@ -177,11 +177,19 @@ class Credentials:
         self.delegate, now = self._office.delegate(), self._wall()
         if self.delegate is None:
             return
-        held = self.lists.held
-        lost = self._listed.difference(held.body.keys) if held and self._below_root(held) else ()
-        if held and (lost or in_last_third(held.body.issued, held.body.not_after, now)):
+        statement = self.lists.held
+        missing_keys = (
+            self._listed.difference(statement.body.keys)
+            if statement and self._below_root(statement)
+            else ()
+        )
+        if statement and (
+            missing_keys or in_last_third(statement.body.issued, statement.body.not_after, now)
+        ):
             try:
-                self.lists.offer(next_list(self.delegate, self._swarm, held, lost, now).raw)
+                self.lists.offer(
+                    next_list(self.delegate, self._swarm, statement, missing_keys, now).raw
+                )
             except ValueError as error:
                 _log.warning("the revocation list cannot be stated anew", error=str(error))
         me = self.me()
@@ -200,9 +208,9 @@ class Credentials:
         if len(self._listed) > MAX_REVOKED:
             self._listed = set(body.keys)
 
-    def _below_root(self, held: Statement[Revocations]) -> bool:
+    def _below_root(self, statement: Statement[Revocations]) -> bool:
         """Check that a delegate may still add to the list."""
-        return held.body.number + 1 < ROOT_ONLY
+        return statement.body.number + 1 < ROOT_ONLY
 
     def me(self) -> Member | Rejected:
         """Return this node's own membership now, or the reason why it has none."""
@@ -225,20 +233,23 @@ class Credentials:
         """Use a renewed chain of this node from now on, and store it. A chain of another ticket is
         refused: anybody with a ticket could send one, and this node would be expelled together with
         that ticket."""
-        own, offered = (
-            open_chain(shown, self._swarm, self.identity.public_key)
-            for shown in (self.chain, chain)
+        old_bodies, new_bodies = (
+            open_chain(candidate, self._swarm, self.identity.public_key)
+            for candidate in (self.chain, chain)
         )
-        if isinstance(offered, Rejected):
-            return offered
-        if not isinstance(own, Rejected) and own[1].admitted_by != offered[1].admitted_by:
+        if isinstance(new_bodies, Rejected):
+            return new_bodies
+        if (
+            not isinstance(old_bodies, Rejected)
+            and old_bodies[1].admitted_by != new_bodies[1].admitted_by
+        ):
             return Rejected("unknown_member", "a renewal keeps the issuer that admitted this node")
-        renewed, me = self._members.admit(chain, self.identity.peer_id), self.me()
-        if isinstance(renewed, Rejected):
-            return renewed
-        if isinstance(me, Member) and renewed.until <= me.until:
+        member, me = self._members.admit(chain, self.identity.peer_id), self.me()
+        if isinstance(member, Rejected):
+            return member
+        if isinstance(me, Member) and member.until <= me.until:
             return Rejected("expired", "it ends no later than the one held")
         self._office.save("membership", msgpack.packb(list(chain)))
         self.chain = chain
-        _log.info("membership renewed", until=renewed.until)
+        _log.info("membership renewed", until=member.until)
         return None

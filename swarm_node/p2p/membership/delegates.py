@@ -69,51 +69,51 @@ def issue_renewal(
         admitted_by=old.admitted_by,
     )
     chain = (delegate.certificate, certificate)
-    opened = open_chain(chain, info, old.subject)
-    if isinstance(opened, Rejected):
-        return opened
-    return check_times(*opened, now) or chain
+    bodies = open_chain(chain, info, old.subject)
+    if isinstance(bodies, Rejected):
+        return bodies
+    return check_times(*bodies, now) or chain
 
 
 def next_list(
     signer: Signer,
     info: SwarmInfo,
-    held: Statement[Revocations] | None,
+    old_statement: Statement[Revocations] | None,
     keys: Collection[bytes],
     now: float,
     *,
-    outrank: bool = False,
+    root_only: bool = False,
     anew: bool = False,
 ) -> Statement[Revocations]:
-    """Make the list after `held`: its keys and `keys`, or with `anew` only `keys`. With `outrank`
-    the root takes a number that no delegate can use, because a delegate's key was stolen. From then
-    on only the root makes lists.
+    """Make the list after `old_statement`: its keys and `keys`, or with `anew` only `keys`. With
+    `root_only` the root takes a number that no delegate can use, because a delegate's key was
+    stolen. From then on only the root makes lists.
 
     Raises:
         ValueError: the list is full, or peers would refuse the signer.
     """
-    number = held.body.number + 1 if held else 1
-    if outrank:
+    number = old_statement.body.number + 1 if old_statement else 1
+    if root_only:
         number = max(number, ROOT_ONLY)
-    old = held.body.keys if held and not anew else ()
+    old = old_statement.body.keys if old_statement and not anew else ()
     seconds = LIST_SECONDS if number < ROOT_ONLY else ROOT_LIST_SECONDS
     body = revocations(number, now, now + seconds, {*old, *keys})
-    made = verify_revocations(state(signer.key, signer.certificate, info, body), info)
-    assert isinstance(made, Statement)  # `state` has checked it
-    return made
+    statement = verify_revocations(state(signer.key, signer.certificate, info, body), info)
+    assert isinstance(statement, Statement)  # `state` has checked it
+    return statement
 
 
 def next_secret(
-    signer: Signer, info: SwarmInfo, secret: bytes, now: float, *, outrank: bool = False
+    signer: Signer, info: SwarmInfo, secret: bytes, now: float, *, root_only: bool = False
 ) -> Statement[NewSecret]:
     """Make the statement of the 32 bytes `secret`, numbered after the one that `info` holds.
-    `outrank` is as in `next_list`.
+    `root_only` is as in `next_list`.
 
     Raises:
         ValueError: peers would refuse the signer.
     """
-    number = max(info.secret_number + 1, ROOT_ONLY if outrank else 1)
+    number = max(info.secret_number + 1, ROOT_ONLY if root_only else 1)
     body = NewSecret(1, number, int(now), secret)
-    made = verify_secret(state(signer.key, signer.certificate, info, body), info)
-    assert isinstance(made, Statement)  # `state` has checked it
-    return made
+    statement = verify_secret(state(signer.key, signer.certificate, info, body), info)
+    assert isinstance(statement, Statement)  # `state` has checked it
+    return statement

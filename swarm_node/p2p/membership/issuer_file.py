@@ -48,13 +48,13 @@ def read_issuer_file(source: Path) -> IssuerFile:
 
 def valid_tickets(texts: Sequence[str], now: float) -> list[Ticket]:
     """Return the tickets that have not expired."""
-    found = []
+    tickets = []
     for text in texts:
         try:
-            found.append(parse_ticket(text, now))
+            tickets.append(parse_ticket(text, now))
         except TicketExpiredError:
             continue
-    return found
+    return tickets
 
 
 def tickets_of(source: Path, now: float) -> list[str]:

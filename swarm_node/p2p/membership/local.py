@@ -33,12 +33,12 @@ class Local:
         swarm: SwarmInfo,
         clock: Clock,
         keeper: Keeper | None = None,
-        blocked: Callable[[], frozenset[str]] = nobody,
+        blocks: Callable[[], frozenset[str]] = nobody,
         names: Callable[[], Mapping[str, str]] = nothing,
     ) -> Local:
-        """Build the values of a node that knows no peer yet. `keeper`, `blocked` and `names` are
+        """Build the values of a node that knows no peer yet. `keeper`, `blocks` and `names` are
         those of `Members`."""
-        members = Members(swarm, clock.wall, keeper, blocked, names)
+        members = Members(swarm, clock.wall, keeper, blocks, names)
         return cls(identity, swarm, members, Directory(identity.peer_id), clock)
 
     @property

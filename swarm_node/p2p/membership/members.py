@@ -123,10 +123,10 @@ class Members:
         swarm: SwarmInfo,
         wall: Callable[[], float],
         keeper: Keeper | None = None,
-        blocked: Callable[[], frozenset[str]] = nobody,
+        blocks: Callable[[], frozenset[str]] = nobody,
         names: Callable[[], Mapping[str, str]] = nothing,
     ) -> None:
-        """`blocked` returns this node's own blocks: peer ids, and keys (hex) of issuers. A blocked
+        """`blocks` returns this node's own blocks: peer ids, and keys (hex) of issuers. A blocked
         issuer key applies to members that it first admitted. `names` returns the names that the
         owner of this node gave to issuers, by key (hex). They count before those in certificates.
 
@@ -136,7 +136,7 @@ class Members:
         self._swarm = swarm
         self._wall = wall
         self._keeper = keeper
-        self._blocked = blocked
+        self._blocked = blocks
         self._names = names
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._groups: Counter[bytes] = Counter()
@@ -161,18 +161,22 @@ class Members:
         """Check the chain that `peer_id` presents, and remember it as a member. The reasons are
         those of `membership.open_chain` and `membership.check_times`, "revoked", and "used_up" for
         an issuer that has admitted as many as it may."""
-        opened = self._open(chain, peer_id)
-        if isinstance(opened, Rejected):
-            return opened
-        return self._refused(opened) or self._count(opened) or self._remember(opened, shown=True)
+        member = self._open(chain, peer_id)
+        if isinstance(member, Rejected):
+            return member
+        return (
+            self._refused(member)
+            or self._count(member)
+            or self._remember(member, is_presented=True)
+        )
 
     def check(self, peer_id: str) -> Member | Rejected:
         """Return the member with this id, if it is one now. Otherwise the reason is
         "unknown_member" or one of `admit`."""
-        known = self._known.get(peer_id)
-        if known is None:
+        entry = self._known.get(peer_id)
+        if entry is None:
             return Rejected("unknown_member", "it has shown no certificate")
-        return self._refused(known.member) or known.member
+        return self._refused(entry.member) or entry.member
 
     def is_member(self, peer_id: str) -> bool:
         """Check that this peer is a member now."""
@@ -181,52 +185,52 @@ class Members:
     def shown(self, peer_id: str) -> tuple[Member, str] | None:
         """The membership that a peer presented, with "member" or the reason why it is none. A
         former member has one too. None for any other peer."""
-        known = self._known.get(peer_id)
-        member = known.member if known else self._former.get(peer_id)
+        entry = self._known.get(peer_id)
+        member = entry.member if entry else self._former.get(peer_id)
         if member is None:
             return None
-        refused = self._refused(member)
-        return member, refused.reason if refused else "member"
+        rejection = self._refused(member)
+        return member, rejection.reason if rejection else "member"
 
     def name(self, peer_id: str) -> str:
         """The name of a peer that presented its certificate. A former member has one too. "" for
         any other peer."""
-        shown = self.shown(peer_id)
-        return self.names(shown[0])[0] if shown else ""
+        membership = self.shown(peer_id)
+        return self.names(membership[0])[0] if membership else ""
 
     def names(self, member: Member) -> tuple[str, str]:
         """Return the names of a member and of its issuer: those that the owner of this node gave,
         otherwise those in certificates."""
-        given = self._names()
+        owner_names = self._names()
         return (
-            given.get(member.admitted_by.hex(), member.name),
-            given.get(member.issuer.issuer_key.hex(), member.issuer.name),
+            owner_names.get(member.admitted_by.hex(), member.name),
+            owner_names.get(member.issuer.issuer_key.hex(), member.issuer.name),
         )
 
     def author(self, presence: bytes) -> str:
         """Return the peer id of a presence's signer, even of an outdated presence; "" if its chain
         or signature is invalid."""
-        heard = self._read(presence)
-        return "" if isinstance(heard, Rejected) else heard.member.peer_id
+        record = self._read(presence)
+        return "" if isinstance(record, Rejected) else record.member.peer_id
 
     def expelled_at(self, peer_id: str) -> int:
         """Unix second of the oldest list known here that names this peer, 0 without one."""
-        shown = self.shown(peer_id)
-        return (self._expelled_since(shown[0]) or 0) if shown is not None else 0
+        membership = self.shown(peer_id)
+        return (self._expelled_since(membership[0]) or 0) if membership is not None else 0
 
     def claimed(self, chain: tuple[bytes, ...], peer_id: str) -> str:
         """Return the name in a chain from the root to this peer, member or not, "" for any other
         chain."""
-        opened = self._open(chain, peer_id)
-        return "" if isinstance(opened, Rejected) else opened.name
+        member = self._open(chain, peer_id)
+        return "" if isinstance(member, Rejected) else member.name
 
     def issuer(self, peer_id: str) -> str:
         """Key (hex) of the issuer that admitted a peer known to this node, "" for any other."""
-        known = self._known.get(peer_id)
-        return known.member.admitted_by.hex() if known else ""
+        entry = self._known.get(peer_id)
+        return entry.member.admitted_by.hex() if entry else ""
 
-    def hear(self, presence: bytes, expected: str | None = None) -> Heard | Rejected:
-        """Check a packed presence, of `expected` or of any peer, and remember its member. Reasons
+    def hear(self, presence: bytes, author_id: str | None = None) -> Heard | Rejected:
+        """Check a packed presence, of `author_id` or of any peer, and remember its member. Reasons
         besides those of `admit` and `open_sealed`: "author" for another peer's presence,
         "not_yet_valid" for a heartbeat more than CLOCK_SKEW_SECONDS ahead, "outdated" for one older
         than MAX_HEAD_SECONDS.
@@ -234,24 +238,24 @@ class Members:
         Any holder of a ticket can sign a certificate for any key. So a teller can put another chain
         beside a member's heartbeat. It cannot change the issuer of a peer that presented its chain
         itself. Signatures of a presence that was read before are not checked again."""
-        heard = self._read(presence)
-        if isinstance(heard, Rejected):
-            return heard
-        member, head = heard.member, heard.head
-        if expected not in (None, member.peer_id):
+        record = self._read(presence)
+        if isinstance(record, Rejected):
+            return record
+        member, head = record.member, record.head
+        if author_id not in (None, member.peer_id):
             return Rejected("author", "the presence of another peer")
         age = self._wall() - head.issued_ms / 1000
         if age < -CLOCK_SKEW_SECONDS:
             return Rejected("not_yet_valid", f"issued {-age:.0f} s ahead", -age)
         if age > MAX_HEAD_SECONDS:
             return Rejected("outdated", f"issued {age:.0f} s ago", -age)
-        known = self._known.get(member.peer_id)
-        if known is not None and known.shown and not self._refused(known.member):
-            same = known.member.admitted_by == member.admitted_by
-            member = member if same else known.member
-        refused = self._refused(member) or self._count(member)
-        if refused is not None:
-            return refused
+        entry = self._known.get(member.peer_id)
+        if entry is not None and entry.shown and not self._refused(entry.member):
+            is_same_issuer = entry.member.admitted_by == member.admitted_by
+            member = member if is_same_issuer else entry.member
+        rejection = self._refused(member) or self._count(member)
+        if rejection is not None:
+            return rejection
         self._remember(member)
         self.note(member.peer_id, head.revoked, head.secret, delegate=head.delegate)
         self._known[member.peer_id].relay = head.addresses if head.relays else ()
@@ -261,64 +265,64 @@ class Members:
         """Check that the chain of a presence leads from the root to `peer_id`, regardless of time.
         Otherwise the record of the DHT is refused. The result depends on no clock and no list,
         because a reader drops all records of a holder if it refuses one of them."""
-        shown = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
-        if isinstance(shown, Rejected):
+        record = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
+        if isinstance(record, Rejected):
             return False
-        chain = (shown.issuer, shown.member)
+        chain = (record.issuer, record.member)
         if isinstance(self._open(chain, peer_id), Rejected):
             return False
         self.admit(chain, peer_id)
         return True
 
     def note(
-        self, peer_id: str, revoked: int, secret: int, *, delegate: bool | None = None
+        self, peer_id: str, list_number: int, secret: int, *, delegate: bool | None = None
     ) -> None:
         """Record the numbers of the list and the secret that a member claims to hold, and whether
         it renews."""
-        known = self._known.get(peer_id)
-        if known is None:
+        entry = self._known.get(peer_id)
+        if entry is None:
             return
-        known.revoked, known.secret = revoked, secret
+        entry.revoked, entry.secret = list_number, secret
         if delegate is not None:
-            known.delegate = delegate
+            entry.delegate = delegate
 
-    def holding(self, *, revoked: int | None = None, secret: int | None = None) -> list[str]:
+    def holding(self, *, list_number: int | None = None, secret: int | None = None) -> list[str]:
         """Members that claim to hold a list or a secret with a greater number."""
         return [
             peer_id
-            for peer_id, known in self._known.items()
-            if (revoked is not None and known.revoked > revoked)
-            or (secret is not None and known.secret > secret)
+            for peer_id, entry in self._known.items()
+            if (list_number is not None and entry.revoked > list_number)
+            or (secret is not None and entry.secret > secret)
         ]
 
     def delegates(self) -> list[str]:
         """Members that claim to renew memberships."""
-        return [peer_id for peer_id, known in self._known.items() if known.delegate]
+        return [peer_id for peer_id, entry in self._known.items() if entry.delegate]
 
     def relays(self) -> dict[str, tuple[str, ...]]:
         """Addresses of members that claim to forward requests, by peer id."""
-        said = ((peer, known.relay) for peer, known in self._known.items() if known.relay)
-        return {peer: addresses for peer, addresses in said if self.is_member(peer)}
+        pairs = ((peer, entry.relay) for peer, entry in self._known.items() if entry.relay)
+        return {peer: addresses for peer, addresses in pairs if self.is_member(peer)}
 
     def obey(self, body: Revocations) -> None:
         """Refuse exactly the keys that this list names from now on."""
-        revoked = frozenset(body.keys)
+        revoked_keys = frozenset(body.keys)
         self._listed = {
             key: min(body.issued, self._listed.get(key, body.issued)) for key in body.keys
         }
-        self._expelled |= revoked - self._revoked
-        self._revoked = revoked
+        self._expelled |= revoked_keys - self._revoked
+        self._revoked = revoked_keys
 
     def dismiss(self) -> list[str]:
         """Forget former members. Return their peer ids, and those that the list named since the
         last call: this node may hold groups of a peer that it has not met since its start."""
-        gone = self._ended()
-        for peer_id in gone:
+        former_ids = self._ended()
+        for peer_id in former_ids:
             self._former[peer_id] = self._known[peer_id].member
             self._forget(peer_id)
-        expelled = {peer_id_of(key) for key in self._expelled}
+        revoked_ids = {peer_id_of(key) for key in self._expelled}
         self._expelled = set()
-        return sorted(expelled.union(gone))
+        return sorted(revoked_ids.union(former_ids))
 
     def _ended(self) -> list[str]:
         """Find former members. All members are checked only if a list changed, if an earlier
@@ -328,19 +332,21 @@ class Members:
         self._walked, self._walked_at = state, now
         if not walk:
             return []
-        known = [each.member for each in self._known.values()]
-        self._ends = min((m.until for m in known), default=math.inf) + CLOCK_SKEW_SECONDS
-        return [member.peer_id for member in known if self._refused(member)]
+        members = [entry.member for entry in self._known.values()]
+        self._ends = min((m.until for m in members), default=math.inf) + CLOCK_SKEW_SECONDS
+        return [member.peer_id for member in members if self._refused(member)]
 
     def _refused(self, member: Member) -> Rejected | None:
-        since = self._expelled_since(member)
-        if since is not None:
-            return Rejected("revoked", "the swarm's owner has revoked it", since - self._wall())
+        revoked_at = self._expelled_since(member)
+        if revoked_at is not None:
+            return Rejected(
+                "revoked", "the swarm's owner has revoked it", revoked_at - self._wall()
+            )
         if not self._blocked().isdisjoint((member.peer_id, member.admitted_by.hex())):
             return Rejected("blocked", "the owner of this node blocked it")
-        refused = check_times(member.issuer, member.body, self._wall())
-        if refused is not None:
-            return refused
+        rejection = check_times(member.issuer, member.body, self._wall())
+        if rejection is not None:
+            return rejection
         issuer, subject = member.admitted_by, member.body.subject
         if self._claims.known(issuer, subject) and not self._claims.stays(issuer, subject):
             return Rejected("used_up", "its ticket was used for another key first")
@@ -350,8 +356,8 @@ class Members:
         """Unix seconds of the oldest list known here that names the member or an issuer of it, None
         without one."""
         keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
-        listed = [self._listed[key] for key in keys if key in self._listed]
-        return min(listed, default=None)
+        times = [self._listed[key] for key in keys if key in self._listed]
+        return min(times, default=None)
 
     def _count(self, member: Member, met_ms: int | None = None) -> Rejected | None:
         """Count a subject of an issuer with limited uses, as met now or at `met_ms`."""
@@ -360,10 +366,10 @@ class Members:
             return None
         now = int(self._wall() * 1000)
         if met_ms is None:
-            changed = self._claims.arrive(key, uses, subject, now)
+            has_changed = self._claims.arrive(key, uses, subject, now)
         else:
-            changed = self._claims.meet(key, uses, subject, min(now, met_ms))
-        if changed and self._keeper is not None:
+            has_changed = self._claims.meet(key, uses, subject, min(now, met_ms))
+        if has_changed and self._keeper is not None:
             self._keeper.save(_ADMITTED, msgpack.packb(self._claims.rows()))
         if self._claims.known(key, subject):
             self._chains[key, subject] = member.chain
@@ -378,46 +384,50 @@ class Members:
 
     def told_claims(self, rng: random.Random) -> tuple[wire.Claim, ...]:
         """A sample of `claims`, with their chains, by issuer in turn."""
-        held = [claim for claim in self.claims() if claim[:2] in self._chains]
-        drawn = drawn_in_turn(rng, held, lambda claim: claim[0].hex(), wire.MAX_CLAIMS)
-        return tuple(wire.Claim(s, self._chains[i, s], met) for i, s, met in drawn)
+        claims = [claim for claim in self.claims() if claim[:2] in self._chains]
+        sample = drawn_in_turn(rng, claims, lambda claim: claim[0].hex(), wire.MAX_CLAIMS)
+        return tuple(wire.Claim(s, self._chains[i, s], met_ms) for i, s, met_ms in sample)
 
     def learn(self, claim: wire.Claim, teller: str) -> Rejected | None:
         """Take a claim that a member told. Members of the same ticket are no witnesses, so a claim
         that they tell counts as met now. Return a refusal that is the teller's fault."""
-        opened = self._open(claim.chain, peer_id_of(claim.subject))
-        if isinstance(opened, Rejected):
-            return opened
-        refused = self._refused(opened)
-        if refused is not None and refused.reason != "used_up":
+        member = self._open(claim.chain, peer_id_of(claim.subject))
+        if isinstance(member, Rejected):
+            return member
+        rejection = self._refused(member)
+        if rejection is not None and rejection.reason != "used_up":
             return None  # lists and clocks differ, and are nobody's fault
-        witness = self.issuer(teller) not in ("", opened.admitted_by.hex())
-        self._count(opened, claim.met_ms if witness else None)
+        witness = self.issuer(teller) not in ("", member.admitted_by.hex())
+        self._count(member, claim.met_ms if witness else None)
         return None
 
     def tried(self, issuer_key: bytes) -> list[str]:
         """Peer ids of those that showed a ticket after it was used up."""
         return [peer_id_of(subject) for subject in self._claims.tried(issuer_key)]
 
-    def _remember(self, member: Member, *, shown: bool = False) -> Member:
+    def _remember(self, member: Member, *, is_presented: bool = False) -> Member:
         """Store the member. A certificate that the member presented itself wins over one that a
         peer passed on; otherwise the later expiry wins."""
-        known = self._known.get(member.peer_id)
+        entry = self._known.get(member.peer_id)
         self._ends = min(self._ends, member.until + CLOCK_SKEW_SECONDS)
-        if known is None:
+        if entry is None:
             if len(self._known) >= MAX_MEMBERS:
-                ((largest, _),) = self._groups.most_common(1)
-                same = (p for p, k in self._known.items() if k.member.admitted_by == largest)
-                self._forget(next(same))
-            self._known[member.peer_id] = _Known(member, shown)
+                ((largest_issuer, _),) = self._groups.most_common(1)
+                peer_ids = (
+                    p for p, k in self._known.items() if k.member.admitted_by == largest_issuer
+                )
+                self._forget(next(peer_ids))
+            self._known[member.peer_id] = _Known(member, is_presented)
             self._groups[member.admitted_by] += 1
             return member
-        another = shown and not known.shown and member.admitted_by != known.member.admitted_by
-        known.shown = known.shown or shown
-        if another or member.until > known.member.until:
-            self._groups[known.member.admitted_by] -= 1
+        another = (
+            is_presented and not entry.shown and member.admitted_by != entry.member.admitted_by
+        )
+        entry.shown = entry.shown or is_presented
+        if another or member.until > entry.member.until:
+            self._groups[entry.member.admitted_by] -= 1
             self._groups[member.admitted_by] += 1
-            known.member = member
+            entry.member = member
         return member
 
     def _forget(self, peer_id: str) -> None:
@@ -427,22 +437,22 @@ class Members:
             del self._groups[group]
 
     def _opened(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
-        opened = open_chain(chain, self._swarm, public_key_of(peer_id), self._issuer)
-        return opened if isinstance(opened, Rejected) else Member(peer_id, *opened, chain)
+        bodies = open_chain(chain, self._swarm, public_key_of(peer_id), self._issuer)
+        return bodies if isinstance(bodies, Rejected) else Member(peer_id, *bodies, chain)
 
     def _heard(self, presence: bytes) -> Heard | Rejected:
-        shown = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
-        if isinstance(shown, Rejected):
-            return shown
-        opened = open_sealed(
-            shown.head, self._swarm.swarm_id, Kind.HEAD, max_bytes=wire.MAX_HEAD_BYTES
+        record = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
+        if isinstance(record, Rejected):
+            return record
+        envelope = open_sealed(
+            record.head, self._swarm.swarm_id, Kind.HEAD, max_bytes=wire.MAX_HEAD_BYTES
         )
-        if isinstance(opened, Rejected):
-            return opened
-        head = wire.unpack(wire.Heartbeat, opened.body, max_bytes=wire.MAX_HEAD_BYTES)
+        if isinstance(envelope, Rejected):
+            return envelope
+        head = wire.unpack(wire.Heartbeat, envelope.body, max_bytes=wire.MAX_HEAD_BYTES)
         if isinstance(head, Rejected):
             return head
-        member = self._open((shown.issuer, shown.member), peer_id_of(opened.author_key))
+        member = self._open((record.issuer, record.member), peer_id_of(envelope.author_key))
         return member if isinstance(member, Rejected) else Heard(member, head)
 
 

@@ -152,16 +152,16 @@ class SwarmInfo:
         try:
             if len(data) > MAX_PRIVATE_BYTES:
                 raise ValueError("it is too long")
-            stored = msgspec.json.decode(data, type=_SwarmFile)
+            swarm_file = msgspec.json.decode(data, type=_SwarmFile)
             info = cls(
-                stored.name,
-                bytes.fromhex(stored.root_key),
-                bytes.fromhex(stored.secret),
-                stored.secret_number,
+                swarm_file.name,
+                bytes.fromhex(swarm_file.root_key),
+                bytes.fromhex(swarm_file.secret),
+                swarm_file.secret_number,
             )
-            if info.swarm_id.hex() != stored.swarm_id:
+            if info.swarm_id.hex() != swarm_file.swarm_id:
                 raise ValueError("its swarm id does not match its name and root key")
-            if info._check != stored.check:
+            if info._check != swarm_file.check:
                 raise ValueError("its digest does not match its secret")
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise HomeError(
@@ -180,12 +180,12 @@ class SwarmInfo:
             HomeError: another swarm's file is there, or it cannot be written.
         """
         if path.exists():
-            there = SwarmInfo.load(path)
-            if there.swarm_id != self.swarm_id:
+            current_info = SwarmInfo.load(path)
+            if current_info.swarm_id != self.swarm_id:
                 raise HomeError(f"{path} belongs to another swarm", "use another home for this one")
-            if there.secret_number >= self.secret_number:
+            if current_info.secret_number >= self.secret_number:
                 return
-        stored = _SwarmFile(
+        swarm_file = _SwarmFile(
             version=SWARM_FILE_VERSION,
             name=self.name,
             root_key=self.root_key.hex(),
@@ -195,7 +195,7 @@ class SwarmInfo:
             check=self._check,
         )
         try:
-            replace_private(path, msgspec.json.format(msgspec.json.encode(stored)) + b"\n")
+            replace_private(path, msgspec.json.format(msgspec.json.encode(swarm_file)) + b"\n")
         except OSError as error:
             raise HomeError(f"cannot write the swarm file {path}: {error.strerror}") from error
 
@@ -262,12 +262,12 @@ def issue_member(
 
 def verify_issuer(certificate: bytes, info: SwarmInfo) -> IssuerBody | Rejected:
     """Open an issuer certificate that the root of `info` signed. Times are not checked."""
-    opened = open_sealed(certificate, info.swarm_id, Kind.ISSUER, max_bytes=MAX_CERTIFICATE_BYTES)
-    if isinstance(opened, Rejected):
-        return opened
-    if opened.author_key != info.root_key:
+    envelope = open_sealed(certificate, info.swarm_id, Kind.ISSUER, max_bytes=MAX_CERTIFICATE_BYTES)
+    if isinstance(envelope, Rejected):
+        return envelope
+    if envelope.author_key != info.root_key:
         return Rejected("wrong_root", "the issuer certificate is not signed by the swarm's root")
-    body = unpack(IssuerBody, opened.body, max_bytes=MAX_CERTIFICATE_BYTES)
+    body = unpack(IssuerBody, envelope.body, max_bytes=MAX_CERTIFICATE_BYTES)
     if isinstance(body, IssuerBody) and not is_sound_key(body.issuer_key):
         return Rejected("key", "the issuer key is not a usable Ed25519 public key")
     return body
@@ -289,18 +289,18 @@ def open_chain(
     issuer = open_issuer(chain[0], info)
     if isinstance(issuer, Rejected):
         return issuer
-    opened = open_sealed(chain[1], info.swarm_id, Kind.CERT, max_bytes=MAX_CERTIFICATE_BYTES)
-    if isinstance(opened, Rejected):
-        return opened
-    if opened.author_key != issuer.issuer_key:
+    envelope = open_sealed(chain[1], info.swarm_id, Kind.CERT, max_bytes=MAX_CERTIFICATE_BYTES)
+    if isinstance(envelope, Rejected):
+        return envelope
+    if envelope.author_key != issuer.issuer_key:
         return Rejected("wrong_issuer", "another issuer signed the member certificate")
-    member = unpack(MemberBody, opened.body, max_bytes=MAX_CERTIFICATE_BYTES)
+    member = unpack(MemberBody, envelope.body, max_bytes=MAX_CERTIFICATE_BYTES)
     if isinstance(member, Rejected):
         return member
     if member.subject != subject_key or not is_sound_key(subject_key):
         return Rejected("wrong_subject", "the certificate is for another key")
-    own = member.name == issuer.name and member.admitted_by == issuer.issuer_key
-    if not (own or issuer.delegate):
+    is_first_issuer = member.name == issuer.name and member.admitted_by == issuer.issuer_key
+    if not (is_first_issuer or issuer.delegate):
         return Rejected("not_delegate", "only a delegate renews what another issuer began")
     return issuer, member
 
@@ -322,8 +322,8 @@ def check_times(issuer: IssuerBody, member: MemberBody, now: float) -> Rejected 
     if not 0 < member.not_after - member.not_before <= issuer.member_seconds:
         return Rejected("outside_issuer", f"at most {issuer.member_seconds} s were allowed")
     if now < member.not_before - CLOCK_SKEW_SECONDS:
-        ahead = member.not_before - now
-        return Rejected("not_yet_valid", f"valid from {member.not_before}", ahead)
+        seconds = member.not_before - now
+        return Rejected("not_yet_valid", f"valid from {member.not_before}", seconds)
     if not now <= member.not_after + CLOCK_SKEW_SECONDS:
         return Rejected("expired", f"valid until {member.not_after}", member.not_after - now)
     return None

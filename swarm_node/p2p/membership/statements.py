@@ -101,21 +101,25 @@ def state(
         ValueError: a field is outside its bounds, or peers would refuse the signer.
     """
     kind = Kind.REVOKE if isinstance(body, Revocations) else Kind.SECRET
-    sealed = seal(signer, info.swarm_id, kind, pack(body))
-    raw = pack(Signed(certificate, sealed))
-    checked = (verify_revocations if kind is Kind.REVOKE else verify_secret)(raw, info)
-    if isinstance(checked, Rejected):
-        raise ValueError(f"peers would refuse this statement: {checked.reason}, {checked.detail}")
+    envelope = seal(signer, info.swarm_id, kind, pack(body))
+    raw = pack(Signed(certificate, envelope))
+    statement = (verify_revocations if kind is Kind.REVOKE else verify_secret)(raw, info)
+    if isinstance(statement, Rejected):
+        raise ValueError(
+            f"peers would refuse this statement: {statement.reason}, {statement.detail}"
+        )
     return raw
 
 
-def revocations(number: int, issued: float, not_after: float, keys: Iterable[bytes]) -> Revocations:
+def revocations(
+    number: int, issued_at: float, not_after: float, keys: Iterable[bytes]
+) -> Revocations:
     """The body of a list. Fractions of seconds are cut off.
 
     Raises:
         ValueError: it is outside its bounds.
     """
-    return Revocations(1, number, int(issued), int(not_after), tuple(sorted(set(keys))))
+    return Revocations(1, number, int(issued_at), int(not_after), tuple(sorted(set(keys))))
 
 
 def verify_revocations(
@@ -124,22 +128,22 @@ def verify_revocations(
     """Open the list in a packed `Signed`. Reasons besides those of `open_sealed`: "wrong_root",
     "wrong_issuer", "not_delegate", "outside_issuer", "content", and if `now` is given
     "not_yet_valid" and "expired". A list that a node holds stays in force after its end."""
-    checked = _verify(raw, info, Kind.REVOKE, Revocations)
-    if isinstance(checked, Rejected):
-        return checked
-    if info.root_key in checked.body.keys:
+    statement = _verify(raw, info, Kind.REVOKE, Revocations)
+    if isinstance(statement, Rejected):
+        return statement
+    if info.root_key in statement.body.keys:
         return Rejected("content", "nobody revokes the root")
-    if now is not None and not now <= checked.body.not_after + CLOCK_SKEW_SECONDS:
-        return Rejected("expired", f"the list ended at {checked.body.not_after}")
-    return _from_the_past(checked, now)
+    if now is not None and not now <= statement.body.not_after + CLOCK_SKEW_SECONDS:
+        return Rejected("expired", f"the list ended at {statement.body.not_after}")
+    return _from_the_past(statement, now)
 
 
 def verify_secret(
     raw: bytes, info: SwarmInfo, now: float | None = None
 ) -> Statement[NewSecret] | Rejected:
     """Open the secret in a packed `Signed`. Reasons as in `verify_revocations`."""
-    checked = _verify(raw, info, Kind.SECRET, NewSecret)
-    return checked if isinstance(checked, Rejected) else _from_the_past(checked, now)
+    statement = _verify(raw, info, Kind.SECRET, NewSecret)
+    return statement if isinstance(statement, Rejected) else _from_the_past(statement, now)
 
 
 def _from_the_past(statement: Statement[T], now: float | None) -> Statement[T] | Rejected:
@@ -152,20 +156,20 @@ def _verify(raw: bytes, info: SwarmInfo, kind: Kind, body_type: type[T]) -> Stat
     signed = unpack(Signed, raw, max_bytes=MAX_STATEMENT_BYTES)
     if isinstance(signed, Rejected):
         return signed
-    opened = open_sealed(signed.sealed, info.swarm_id, kind, max_bytes=MAX_LIST_BYTES)
-    if isinstance(opened, Rejected):
-        return opened
-    body = unpack(body_type, opened.body, max_bytes=MAX_LIST_BYTES)
+    envelope = open_sealed(signed.sealed, info.swarm_id, kind, max_bytes=MAX_LIST_BYTES)
+    if isinstance(envelope, Rejected):
+        return envelope
+    body = unpack(body_type, envelope.body, max_bytes=MAX_LIST_BYTES)
     if isinstance(body, Rejected):
         return body
     by_root = not signed.certificate
-    if by_root and opened.author_key != info.root_key:
+    if by_root and envelope.author_key != info.root_key:
         return Rejected("wrong_root", "neither the root nor a delegate signed it")
     if not by_root:
         delegate = verify_issuer(signed.certificate, info)
         if isinstance(delegate, Rejected):
             return delegate
-        if opened.author_key != delegate.issuer_key:
+        if envelope.author_key != delegate.issuer_key:
             return Rejected("wrong_issuer", "another issuer signed it")
         if not delegate.delegate:
             return Rejected("not_delegate", "its issuer is no delegate")

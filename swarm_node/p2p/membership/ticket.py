@@ -167,16 +167,16 @@ def read_ticket(path: str | Path, standard_input: TextIO | None = None) -> str:
         if standard_input and str(path) == "-":
             return standard_input.read(_MAX_FILE_CHARS)
         if path.exists() and not path.is_file():  # a pipe may never have an end
-            other = ". Name one, or give the ticket on standard input (--ticket-file -)"
+            hint = ". Name one, or give the ticket on standard input (--ticket-file -)"
             raise TicketError(
                 f"cannot read the ticket file {path}: it is no regular file"
-                f"{other if standard_input else ''}"
+                f"{hint if standard_input else ''}"
             )
         with path.open(encoding="ascii") as file:
             return file.read(_MAX_FILE_CHARS)
     except (OSError, UnicodeDecodeError) as error:
-        why = reason_of(error) if isinstance(error, OSError) else "it is not text"
-        raise TicketError(f"cannot read the ticket file {path}: {why}") from error
+        reason = reason_of(error) if isinstance(error, OSError) else "it is not text"
+        raise TicketError(f"cannot read the ticket file {path}: {reason}") from error
 
 
 def parse_ticket(text: str, now: float) -> Ticket:
@@ -245,13 +245,13 @@ def _decode(text: str) -> bytes:
         )
     if not compact.startswith(PREFIX):
         raise TicketError(f"this is not a join ticket: one begins with {PREFIX}")
-    encoded = compact.removeprefix(PREFIX)
-    if encoded and not _ALPHABET.fullmatch(encoded):
+    payload = compact.removeprefix(PREFIX)
+    if payload and not _ALPHABET.fullmatch(payload):
         raise TicketError("this ticket holds characters no ticket has", "copy the whole line again")
     # A single trailing character encodes no whole byte, and only a truncated ticket has one.
-    encoded = encoded[: len(encoded) - (len(encoded) % 4 == 1)]
+    payload = payload[: len(payload) - (len(payload) % 4 == 1)]
     try:
-        raw = base64.b64decode(encoded + "=" * (-len(encoded) % 4), altchars=b"-_", validate=True)
+        raw = base64.b64decode(payload + "=" * (-len(payload) % 4), altchars=b"-_", validate=True)
     except binascii.Error as error:
         raise TicketError("this ticket is malformed", "copy the whole line again") from error
     overhead = _LENGTH.size + _CHECKSUM_BYTES

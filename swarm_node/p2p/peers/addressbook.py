@@ -84,11 +84,11 @@ class _Table:
     def bucket(self, index: int) -> OrderedDict[str, Known]:
         return self.buckets.setdefault(index, OrderedDict())
 
-    def remove(self, known: Known) -> None:
-        bucket = self.buckets[known.bucket]
-        del bucket[known.peer_id]
+    def remove(self, entry: Known) -> None:
+        bucket = self.buckets[entry.bucket]
+        del bucket[entry.peer_id]
         if not bucket:
-            del self.buckets[known.bucket]
+            del self.buckets[entry.bucket]
 
 
 class AddressBook:
@@ -127,28 +127,30 @@ class AddressBook:
         one."""
         if peer_id == self._own_id or not addresses:
             return
-        known = self._known.get(peer_id)
-        if known is not None:
-            if issued_ms > known.issued_ms:
-                if known.addresses != tuple(addresses):
-                    known.retry.renew(now)
-                known.addresses, known.heartbeat = tuple(addresses), heartbeat
-                known.issued_ms = issued_ms
+        entry = self._known.get(peer_id)
+        if entry is not None:
+            if issued_ms > entry.issued_ms:
+                if entry.addresses != tuple(addresses):
+                    entry.retry.renew(now)
+                entry.addresses, entry.heartbeat = tuple(addresses), heartbeat
+                entry.issued_ms = issued_ms
             return
-        ignored_until, failed = self._ignored.get(peer_id, (_NEVER, ()))
-        if ignored_until > now and failed == tuple(addresses):
+        ignored_until, old_addresses = self._ignored.get(peer_id, (_NEVER, ()))
+        if ignored_until > now and old_addresses == tuple(addresses):
             return
-        known = Known(peer_id, tuple(addresses), issuer, teller, heartbeat, issued_ms=issued_ms)
+        entry = Known(peer_id, tuple(addresses), issuer, teller, heartbeat, issued_ms=issued_ms)
         slot = self._hash("slot", teller, peer_id) % BUCKETS_PER_TELLER
         reach = self._hash("teller", teller, str(slot)) % BUCKETS_PER_TELLING_ISSUER
-        known.bucket = self._hash("new", telling_issuer, str(reach)) % NEW_BUCKETS
-        bucket = self._new.bucket(known.bucket)
+        entry.bucket = self._hash("new", telling_issuer, str(reach)) % NEW_BUCKETS
+        bucket = self._new.bucket(entry.bucket)
         if len(bucket) >= SLOTS:
-            oldest = next((other for other in bucket.values() if other.teller != CONFIGURED), None)
-            if oldest is None:
+            oldest_entry = next(
+                (candidate for candidate in bucket.values() if candidate.teller != CONFIGURED), None
+            )
+            if oldest_entry is None:
                 return
-            self._remove(oldest)
-        self._new.bucket(known.bucket)[peer_id] = self._known[peer_id] = known
+            self._remove(oldest_entry)
+        self._new.bucket(entry.bucket)[peer_id] = self._known[peer_id] = entry
 
     def configure(self, peers: Iterable[tuple[str, Sequence[str]]], now: float) -> None:
         """Add configured (peer id, addresses). They are tried before all others and never
@@ -159,70 +161,74 @@ class AddressBook:
             if peer_id in self._known and peer_id not in self._first:
                 self._first.append(peer_id)
 
-    def restore(self, known: Known, *, anchor: bool) -> None:
+    def restore(self, entry: Known, *, anchor: bool) -> None:
         """Put a peer that answered in an earlier run into the tried table. Anchors are tried first,
         as with Bitcoin Core's anchors.dat, so that an attacker gains nothing by making a node
         restart."""
-        if known.peer_id == self._own_id or known.peer_id in self._known:
+        if entry.peer_id == self._own_id or entry.peer_id in self._known:
             return
-        self._enter_tried(known)
-        if known.tried and anchor:
-            self._first.append(known.peer_id)
+        self._enter_tried(entry)
+        if entry.tried and anchor:
+            self._first.append(entry.peer_id)
 
-    def pick(self, rng: random.Random, now: float, passed: Callable[[str], bool]) -> Known | None:
-        """Choose a peer to try now. Return None if there is none. Peers for which `passed` holds
-        are left out, and so are `silent` ones, of which the caller knows. The caller reports the
-        result to `answered` or `failed`."""
-        chosen = None
-        while self._first and chosen is None:
+    def pick(
+        self, rng: random.Random, now: float, is_excluded: Callable[[str], bool]
+    ) -> Known | None:
+        """Choose a peer to try now. Return None if there is none. Peers for which `is_excluded`
+        holds are left out, and so are `silent` ones, of which the caller knows. The caller reports
+        the result to `answered` or `failed`."""
+        entry = None
+        while self._first and entry is None:
             first = self._known.get(self._first.popleft())
-            if first is not None and not passed(first.peer_id):
-                chosen = first
+            if first is not None and not is_excluded(first.peer_id):
+                entry = first
         for table in rng.sample((self._tried, self._new), 2):
-            chosen = chosen or self._draw(table, rng, now, passed)
-        if chosen is not None:
-            chosen.retry.begin(now)
-        return chosen
+            entry = entry or self._draw(table, rng, now, is_excluded)
+        if entry is not None:
+            entry.retry.begin(now)
+        return entry
 
     def answered(self, peer_id: str, now: float, issuer: str) -> None:
         """Record an answer of the peer at an address of its own. It enters the tried table if its
         bucket has room or holds a peer that fails."""
-        known = self._known.get(peer_id)
-        if known is None:
+        entry = self._known.get(peer_id)
+        if entry is None:
             return
-        self._muted.pop((known.teller, known.issuer), None)
-        known.retry.answered(now)
-        known.answered = now
-        if not known.tried:
-            self._new.remove(known)
+        self._muted.pop((entry.teller, entry.issuer), None)
+        entry.retry.answered(now)
+        entry.answered = now
+        if not entry.tried:
+            self._new.remove(entry)
             del self._known[peer_id]
-            bucket = known.bucket
-            known.issuer = issuer
-            if not self._enter_tried(known):
-                known.bucket = bucket
-                self._new.bucket(bucket)[peer_id] = self._known[peer_id] = known
+            bucket = entry.bucket
+            entry.issuer = issuer
+            if not self._enter_tried(entry):
+                entry.bucket = bucket
+                self._new.bucket(bucket)[peer_id] = self._known[peer_id] = entry
 
-    def failed(self, peer_id: str, now: float, heard: float, seen: float = _NEVER) -> None:
-        """Record that the peer, last seen at `seen`, did not answer. The failure counts only if
-        another peer was `heard` since this peer's last counted failure. Otherwise the fault may be
-        this node's own."""
-        known = self._known.get(peer_id)
-        if known is None:
+    def failed(
+        self, peer_id: str, now: float, last_heard: float, last_seen: float = _NEVER
+    ) -> None:
+        """Record that the peer, last seen at `last_seen`, did not answer. The failure counts only
+        if another peer was heard (`last_heard`) since this peer's last counted failure. Otherwise
+        the fault may be this node's own."""
+        entry = self._known.get(peer_id)
+        if entry is None:
             return
-        if known.tried:
-            known.answered = max(known.answered, seen)
-        known.retry.failed(now, counts=heard > known.counted)
-        if heard > known.counted:
-            known.counted = now
-        if known.teller == CONFIGURED:
+        if entry.tried:
+            entry.answered = max(entry.answered, last_seen)
+        entry.retry.failed(now, counts=last_heard > entry.counted)
+        if last_heard > entry.counted:
+            entry.counted = now
+        if entry.teller == CONFIGURED:
             return
-        if not known.tried:
-            key = known.teller, known.issuer
-            self._muted[key] = muted = self._muted.get(key) or Retry(TELLER)
-            muted.failed(now)
-        if known.retry.failures >= (MAX_FAILURES if known.tried else 1):
-            self._remove(known)
-            self._ignored[peer_id] = now + UNMET.longest, known.addresses
+        if not entry.tried:
+            key = entry.teller, entry.issuer
+            self._muted[key] = teller_retry = self._muted.get(key) or Retry(TELLER)
+            teller_retry.failed(now)
+        if entry.retry.failures >= (MAX_FAILURES if entry.tried else 1):
+            self._remove(entry)
+            self._ignored[peer_id] = now + UNMET.longest, entry.addresses
 
     def silent(self) -> dict[str, Retry]:
         """The states of the peers that answered once and failed the last time, by peer id."""
@@ -237,82 +243,90 @@ class AddressBook:
 
     def tried(self) -> list[Known]:
         """The tried peers, in a stable order."""
-        tried = (known for known in self._known.values() if known.tried)
-        return sorted(tried, key=attrgetter("peer_id"))
+        entries = (entry for entry in self._known.values() if entry.tried)
+        return sorted(entries, key=attrgetter("peer_id"))
 
     def new(self) -> list[Known]:
         """The new peers, in a stable order."""
-        return [known for _, known in sorted(self._known.items()) if not known.tried]
+        return [entry for _, entry in sorted(self._known.items()) if not entry.tried]
 
     def addresses(self, peer_id: str) -> tuple[str, ...] | None:
         """Return the addresses of a peer of the book, or of one that is ignored."""
-        known, ignored = self._known.get(peer_id), self._ignored.get(peer_id)
-        return known.addresses if known else ignored[1] if ignored else None
+        entry, ignored_entry = self._known.get(peer_id), self._ignored.get(peer_id)
+        return entry.addresses if entry else ignored_entry[1] if ignored_entry else None
 
     def forgive(self, peer_id: str, now: float, issuer: str) -> None:
         """Take back a peer that is ignored because it failed."""
         if peer_id in self._ignored and peer_id not in self._known:
             self.welcome(peer_id, self._ignored[peer_id][1], now, issuer)
 
-    def unmet(self, now: float, most: int, met: Callable[[str], bool]) -> tuple[list[Unmet], int]:
-        """Return up to `most` peers for which `met` does not hold, and the number of all of them.
-        Configured ones come first, then those that failed."""
-        found = [
-            _unmet(k) for k in sorted(self._known.values(), key=_first_shown) if not met(k.peer_id)
+    def unmet(
+        self, now: float, limit: int, is_met: Callable[[str], bool]
+    ) -> tuple[list[Unmet], int]:
+        """Return up to `limit` peers for which `is_met` does not hold, and the number of all of
+        them. Configured ones come first, then those that failed."""
+        book_peers = [
+            _unmet(k)
+            for k in sorted(self._known.values(), key=_first_shown)
+            if not is_met(k.peer_id)
         ]
-        ignored = [
-            Unmet(peer_id, addresses, 1, until)
-            for peer_id, (until, addresses) in reversed(self._ignored.items())
-            if until > now and peer_id not in self._known and not met(peer_id)
+        ignored_peers = [
+            Unmet(peer_id, addresses, 1, ignored_until)
+            for peer_id, (ignored_until, addresses) in reversed(self._ignored.items())
+            if ignored_until > now and peer_id not in self._known and not is_met(peer_id)
         ]
-        configured = sum(self._known[each.peer_id].teller == CONFIGURED for each in found)
-        every = [*found[:configured], *ignored, *found[configured:]]
-        return every[:most], len(every)
+        first_count = sum(self._known[peer.peer_id].teller == CONFIGURED for peer in book_peers)
+        peers = [*book_peers[:first_count], *ignored_peers, *book_peers[first_count:]]
+        return peers[:limit], len(peers)
 
     def _draw(
-        self, table: _Table, rng: random.Random, now: float, passed: Callable[[str], bool]
+        self, table: _Table, rng: random.Random, now: float, is_excluded: Callable[[str], bool]
     ) -> Known | None:
-        due = [
-            found
+        buckets = [
+            entries
             for _, bucket in sorted(table.buckets.items())
             if (
-                found := [k for k in bucket.values() if self._due(k, now) and not passed(k.peer_id)]
+                entries := [
+                    k for k in bucket.values() if self._due(k, now) and not is_excluded(k.peer_id)
+                ]
             )
         ]
-        return rng.choice(rng.choice(due)) if due else None
+        return rng.choice(rng.choice(buckets)) if buckets else None
 
-    def _due(self, known: Known, now: float) -> bool:
-        if known.tried:
-            return not known.retry.failures and known.retry.due(now)
-        muted = self._muted.get((known.teller, known.issuer))
-        return known.retry.due(now) and (muted is None or muted.due(now))
+    def _due(self, entry: Known, now: float) -> bool:
+        if entry.tried:
+            return not entry.retry.failures and entry.retry.due(now)
+        teller_retry = self._muted.get((entry.teller, entry.issuer))
+        return entry.retry.due(now) and (teller_retry is None or teller_retry.due(now))
 
-    def _enter_tried(self, known: Known) -> bool:
-        slot = self._hash("slot", known.peer_id) % BUCKETS_PER_ISSUER
-        index = self._hash("tried", known.issuer, str(slot)) % TRIED_BUCKETS
+    def _enter_tried(self, entry: Known) -> bool:
+        slot = self._hash("slot", entry.peer_id) % BUCKETS_PER_ISSUER
+        index = self._hash("tried", entry.issuer, str(slot)) % TRIED_BUCKETS
         bucket = self._tried.bucket(index)
         if len(bucket) >= SLOTS:
-            failing = [other for other in bucket.values() if other.retry.failures]
-            if not failing:
+            failing_entries = [
+                candidate for candidate in bucket.values() if candidate.retry.failures
+            ]
+            if not failing_entries:
                 return False
-            self._remove(min(failing, key=lambda other: other.answered))
-        known.tried, known.bucket, known.retry.backoff = True, index, PEER
-        self._tried.bucket(index)[known.peer_id] = self._known[known.peer_id] = known
+            self._remove(min(failing_entries, key=lambda candidate: candidate.answered))
+        entry.tried, entry.bucket, entry.retry.backoff = True, index, PEER
+        self._tried.bucket(index)[entry.peer_id] = self._known[entry.peer_id] = entry
         return True
 
-    def _remove(self, known: Known) -> None:
-        (self._tried if known.tried else self._new).remove(known)
-        del self._known[known.peer_id]
+    def _remove(self, entry: Known) -> None:
+        (self._tried if entry.tried else self._new).remove(entry)
+        del self._known[entry.peer_id]
 
     def _hash(self, *parts: str) -> int:
         text = "\0".join(parts).encode()
         return int.from_bytes(hashlib.blake2b(text, key=self._key, digest_size=8).digest(), "big")
 
 
-def _first_shown(known: Known) -> tuple[bool, bool, str]:
-    return known.teller != CONFIGURED, not known.retry.failures, known.peer_id
+def _first_shown(entry: Known) -> tuple[bool, bool, str]:
+    return entry.teller != CONFIGURED, not entry.retry.failures, entry.peer_id
 
 
-def _unmet(known: Known) -> Unmet:
-    tries = known.retry.failures
-    return Unmet(known.peer_id, known.addresses, tries, known.retry.due_at if tries else None)
+def _unmet(entry: Known) -> Unmet:
+    tries = entry.retry.failures
+    return Unmet(entry.peer_id, entry.addresses, tries, entry.retry.due_at if tries else None)

@@ -251,16 +251,16 @@ def advice_there(cause: Cause) -> str:
 
 
 def _words(cause: Cause) -> dict[str, str]:
-    who = cause.name or (short_id(cause.peer) if cause.peer else "a node")
+    name = cause.name or (short_id(cause.peer) if cause.peer else "a node")
     on, effort = f" on {cause.detail}" if cause.detail else "", ""
     if cause.tries > 1:
         effort = f" ({cause.tries} tries, {cause.seconds * cause.tries:.0f} s)"
     way = "ahead of" if cause.seconds > 0 else "behind"
-    by = f"{abs(cause.seconds):,.0f} s"
+    difference = f"{abs(cause.seconds):,.0f} s"
     return {
-        "who": who,
-        "where": cause.where or who,
-        "uses": "use" if ", " in who else "uses",  # no name has a comma
+        "who": name,
+        "where": cause.where or name,
+        "uses": "use" if ", " in name else "uses",  # no name has a comma
         "id": short_id(cause.peer),
         "on": on,
         "listed": on and f" (list of {cause.detail})",
@@ -269,7 +269,7 @@ def _words(cause: Cause) -> dict[str, str]:
         else "as many nodes as it may",
         "detail": cause.detail or "no reason given",
         "effort": effort,
-        "offset": f"{cause.detail + ' ' if cause.detail == AT_LEAST else ''}{by} {way}",
+        "offset": f"{cause.detail + ' ' if cause.detail == AT_LEAST else ''}{difference} {way}",
     }
 
 
@@ -316,9 +316,9 @@ class FailureLog:
             if self._failed[key].cause.code == "clock":
                 del self._failed[key]
 
-    def connected(self, peer_id: str, where: str) -> None:
+    def connected(self, peer_id: str, address: str) -> None:
         """Forget the failures of this address."""
-        self._failed.pop((peer_id, where), None)
+        self._failed.pop((peer_id, address), None)
 
     def refuse(self, cause: Cause, now: float) -> None:
         """Record that this node refused the caller `cause.peer`."""
@@ -331,10 +331,10 @@ class FailureLog:
 
     def causes(self, now: float) -> list[Cause]:
         """Return the causes that isolate this node now, the most serious first."""
-        found = _fresh(self._failed.values(), now)
+        current_causes = _fresh(self._failed.values(), now)
         if self.link_down:
-            found.append(Cause("link_down"))
-        return sorted(found, key=severity)
+            current_causes.append(Cause("link_down"))
+        return sorted(current_causes, key=severity)
 
     def refused(self, now: float) -> list[Cause]:
         """Return whom this node refused lately, the most serious first."""
@@ -342,12 +342,12 @@ class FailureLog:
 
 
 def _count(entries: Recent[_K, _Counted], key: _K, cause: Cause, now: float) -> None:
-    before = entries.get(key)
+    old_entry = entries.get(key)
     tries = 1
-    if before is not None and before.cause.code == cause.code:
-        tries += before.tries
+    if old_entry is not None and old_entry.cause.code == cause.code:
+        tries += old_entry.tries
         if cause.detail == AT_LEAST:  # a clock's difference stays, so the largest bound is known
-            cause = max(cause, before.cause, key=lambda known: abs(known.seconds))
+            cause = max(cause, old_entry.cause, key=lambda candidate: abs(candidate.seconds))
     entries[key] = _Counted(cause, tries, now)
 
 

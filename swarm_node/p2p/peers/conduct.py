@@ -55,7 +55,7 @@ class Standing:
         blame = blame_of(reason)
         if blame is Blame.NONE:
             return blame
-        self._count(useless=1.0)
+        self._count(useless_count=1.0)
         self.strikes += 1
         if blame is Blame.VIOLATION or self.strikes >= STRIKES:
             self._drop(now)
@@ -67,7 +67,7 @@ class Standing:
 
     def served(self) -> None:
         """Count a useful group."""
-        self._count(useful=1.0)
+        self._count(useful_count=1.0)
         self.strikes = 0
 
     @property
@@ -95,19 +95,19 @@ class Standing:
         self.left_until = max(self.left_until, self.off_until)
         self.offences = min(self.offences + 1, 16)
 
-    def _count(self, useful: float = 0.0, useless: float = 0.0) -> None:
-        kept = 0.5 ** (1.0 / _HALF_LIFE)
-        self.useful = self.useful * kept + useful
-        self.useless = self.useless * kept + useless
+    def _count(self, useful_count: float = 0.0, useless_count: float = 0.0) -> None:
+        decay = 0.5 ** (1.0 / _HALF_LIFE)
+        self.useful = self.useful * decay + useful_count
+        self.useless = self.useless * decay + useless_count
 
 
 def lower_quantile(a: float, b: float) -> float:
     """The 5% quantile of Beta(a, b) for a, b >= 1, by formula 26.5.22 of Abramowitz and Stegun."""
-    one, other = 1.0 / (2.0 * a - 1.0), 1.0 / (2.0 * b - 1.0)
-    mean = 2.0 / (one + other)
+    a_term, b_term = 1.0 / (2.0 * a - 1.0), 1.0 / (2.0 * b - 1.0)
+    mean = 2.0 / (a_term + b_term)
     curve = (_Z * _Z - 3.0) / 6.0
     spread = _Z * math.sqrt(mean + curve) / mean
-    shift = (other - one) * (curve + 5.0 / 6.0 - 2.0 / (3.0 * mean))
+    shift = (b_term - a_term) * (curve + 5.0 / 6.0 - 2.0 / (3.0 * mean))
     return a / (a + b * math.exp(2.0 * (spread - shift)))
 
 
@@ -117,14 +117,14 @@ def draw(rng: random.Random, offering: Sequence[tuple[str, Standing]]) -> int:
     Newcomers share NEWCOMERS_SHARE of the draws. The issuer is drawn first, with the weight of its
     best member, so that further keys of one ticket buy nothing. Then a member is drawn by score.
     """
-    every = range(len(offering))
-    new = [index for index in every if offering[index][1].newcomer]
-    known = [index for index in every if not offering[index][1].newcomer]
-    pool = new if not known or (new and rng.random() < NEWCOMERS_SHARE) else known
+    indices = range(len(offering))
+    new = [index for index in indices if offering[index][1].newcomer]
+    veterans = [index for index in indices if not offering[index][1].newcomer]
+    pool = new if not veterans or (new and rng.random() < NEWCOMERS_SHARE) else veterans
     scores = {index: offering[index][1].weight for index in pool}
     issuers: dict[str, list[int]] = {}
     for index in pool:
         issuers.setdefault(offering[index][0], []).append(index)
-    best = [max(scores[index] for index in members) for members in issuers.values()]
-    (members,) = rng.choices(list(issuers.values()), best)
+    weights = [max(scores[index] for index in members) for members in issuers.values()]
+    (members,) = rng.choices(list(issuers.values()), weights)
     return rng.choices(members, [scores[index] for index in members])[0]

@@ -106,12 +106,12 @@ class Retry:
         """True if it stopped answering. Then it is tried, and asked for nothing."""
         return self.ask_at == math.inf
 
-    def due(self, now: float, *, alone: bool = False) -> bool:
-        """Check that it may be tried. `alone` is true if nothing else of its kind answers."""
+    def due(self, now: float, *, is_alone: bool = False) -> bool:
+        """Check that it may be tried. `is_alone` is true if nothing else of its kind answers."""
         if self.trying and now < self.tried_at + TRY_SECONDS:
             return False
-        again = self.tried_at + SOON_SECONDS if alone else math.inf
-        return min(self.due_at, self.soon_at, again) <= now
+        retry_at = self.tried_at + SOON_SECONDS if is_alone else math.inf
+        return min(self.due_at, self.soon_at, retry_at) <= now
 
     def begin(self, now: float) -> None:
         """Begin a try. The caller reports the result."""
@@ -131,8 +131,8 @@ class Retry:
         if counts:
             # A try takes seconds and may wait for others, so the count alone tells too little.
             silence = (self.backoff.factor - 1.0) * (now - self.lost_at)
-            grown = max(self.backoff.after(self.failures), silence)
-            self.pause = min(self.backoff.longest, grown)
+            pause = max(self.backoff.after(self.failures), silence)
+            self.pause = min(self.backoff.longest, pause)
             self.failures += 1
         self.due_at = now + max(self.pause, self.backoff.first)
 
@@ -163,21 +163,23 @@ class Retry:
 
 
 def choose(
-    rng: random.Random, retries: Mapping[str, Retry], now: float, *, alone: bool
+    rng: random.Random, retries: Mapping[str, Retry], now: float, *, is_alone: bool
 ) -> str | None:
     """Choose what to try now, None without any. Half of the tries go to what was lost last, ahead
     of what died long ago. The others are random, so nobody takes all tries by coming and going."""
-    due = {name: retry.lost_at for name, retry in retries.items() if retry.due(now, alone=alone)}
-    if not due:
+    lost_times = {
+        name: retry.lost_at for name, retry in retries.items() if retry.due(now, is_alone=is_alone)
+    }
+    if not lost_times:
         return None
-    latest = not alone and rng.random() < 0.5
-    return max(due, key=due.__getitem__) if latest else rng.choice(list(due))
+    latest = not is_alone and rng.random() < 0.5
+    return max(lost_times, key=lost_times.__getitem__) if latest else rng.choice(list(lost_times))
 
 
-def came_back(silent: Iterable[Retry], lost_at: float, now: float) -> None:
+def came_back(retries: Iterable[Retry], lost_at: float, now: float) -> None:
     """Try soon what was lost together with a peer that was lost then and answers again: a cut line
     takes many peers, and its return brings all of them."""
-    longest = _TOGETHER * (now - lost_at) + _NOTICED_SECONDS
-    for retry in silent:
-        if now - retry.lost_at <= longest:
+    max_seconds = _TOGETHER * (now - lost_at) + _NOTICED_SECONDS
+    for retry in retries:
+        if now - retry.lost_at <= max_seconds:
             retry.soon(now)

@@ -138,7 +138,10 @@ class Directory:
             if len(self._peers) >= self._limit:
                 stalest = min(
                     self._peers.values(),
-                    key=lambda known: (known.partner_since is not None, known.last_seen),
+                    key=lambda candidate: (
+                        candidate.partner_since is not None,
+                        candidate.last_seen,
+                    ),
                 )
                 del self._peers[stalest.peer_id]
             standing = self._dropped.get(peer_id) or Standing()
@@ -197,33 +200,33 @@ class Directory:
         ]
 
     def draw(
-        self, rng: random.Random, count: int, now: float, without: Collection[str] = ()
+        self, rng: random.Random, count: int, now: float, excluded_ids: Collection[str] = ()
     ) -> list[Peer]:
-        """Up to `count` random peers that answered last time, none of them in `without`."""
-        partners, others = self._answering(now, without)
-        share = len(partners) / max(1, len(partners) + len(others))
+        """Up to `count` random peers that answered last time, none of them in `excluded_ids`."""
+        partners, other_peers = self._answering(now, excluded_ids)
+        share = len(partners) / max(1, len(partners) + len(other_peers))
         if len(partners) >= _ENOUGH:
             share = max(share, 0.5)
-        drawn: list[Peer] = []
-        while len(drawn) < count and (partners or others):
-            first = not others or (bool(partners) and rng.random() < share)
-            pool = partners if first else others
+        peers: list[Peer] = []
+        while len(peers) < count and (partners or other_peers):
+            first = not other_peers or (bool(partners) and rng.random() < share)
+            pool = partners if first else other_peers
             index = rng.randrange(len(pool))
             pool[index], pool[-1] = pool[-1], pool[index]
-            drawn.append(pool.pop())
-        return drawn
+            peers.append(pool.pop())
+        return peers
 
-    def fewer(self, least: int, now: float, *, partners: bool = False) -> bool:
-        """Check that fewer than `least` peers may be asked now. With `partners` only partners
-        count. It stops counting at `least`, because callers ask it every second."""
-        found = (
+    def fewer(self, limit: int, now: float, *, partners: bool = False) -> bool:
+        """Check that fewer than `limit` peers may be asked now. With `partners` only partners
+        count. It stops counting at `limit`, because callers ask it every second."""
+        matches = (
             1
             for peer in self._peers.values()
             if peer.retry.ask_at <= now
             and peer.standing.left_until <= now
             and (peer.partner_since is not None or not partners)
         )
-        return sum(islice(found, least)) < least
+        return sum(islice(matches, limit)) < limit
 
     def heard(self) -> float:
         """Monotonic second at which any peer was last heard."""
@@ -231,8 +234,8 @@ class Directory:
 
     def partners(self, now: float) -> list[Peer]:
         """The partners that may be asked now, the longest partnership first."""
-        found, _ = self._answering(now, ())
-        return sorted(found, key=lambda peer: (peer.partner_since or 0.0, peer.peer_id))
+        peers, _ = self._answering(now, ())
+        return sorted(peers, key=lambda peer: (peer.partner_since or 0.0, peer.peer_id))
 
     def silent(self, now: float) -> dict[str, Retry]:
         """The states of the peers that stopped answering and are under no penalty, by peer id."""
@@ -257,10 +260,12 @@ class Directory:
             return
         partners = self.partners(now)
         if len(partners) >= PARTNERS:
-            admitted = Counter(issuer(partner.peer_id) for partner in partners)
-            most = max(admitted.values())
-            newer = [p for p in partners[ANCHORS:] if admitted[issuer(p.peer_id)] == most]
-            rng.choice(newer or partners[ANCHORS:]).partner_since = None
+            issuer_counts = Counter(issuer(partner.peer_id) for partner in partners)
+            max_count = max(issuer_counts.values())
+            candidates = [
+                p for p in partners[ANCHORS:] if issuer_counts[issuer(p.peer_id)] == max_count
+            ]
+            rng.choice(candidates or partners[ANCHORS:]).partner_since = None
         peer.partner_since = now
 
     def dismiss(self, peer: Peer, asked_before: float) -> None:
@@ -269,16 +274,22 @@ class Directory:
         if peer.retry.failures > LOST_TRIES and self.heard() > asked_before:
             self._peers.pop(peer.peer_id, None)
 
-    def _answering(self, now: float, without: Collection[str]) -> tuple[list[Peer], list[Peer]]:
+    def _answering(
+        self, now: float, excluded_ids: Collection[str]
+    ) -> tuple[list[Peer], list[Peer]]:
         """Return partners and others that may be asked now, in order of arrival."""
         partners: list[Peer] = []
-        others: list[Peer] = []
+        other_peers: list[Peer] = []
         for key, peer in self._peers.items():
             # The condition of `retry_at`, written out in a quarter of its time: every list looks at
             # all peers.
-            if peer.retry.ask_at <= now and peer.standing.left_until <= now and key not in without:
-                (others if peer.partner_since is None else partners).append(peer)
-        return partners, others
+            if (
+                peer.retry.ask_at <= now
+                and peer.standing.left_until <= now
+                and key not in excluded_ids
+            ):
+                (other_peers if peer.partner_since is None else partners).append(peer)
+        return partners, other_peers
 
     def offered(self, slots: Callable[[str], int], now: float) -> int:
         """Count the groups that could be drawn now, at most `slots(author)` of each author."""

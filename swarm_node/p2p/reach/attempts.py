@@ -27,37 +27,37 @@ class DialAttempt(msgspec.Struct, frozen=True):
     @property
     def where(self) -> str:
         """The host and port of the address, or its whole text if it has none."""
-        found = split_endpoint(self.address.rpartition("/p2p/")[0] or self.address)
-        return place(*found[1:]) if found else self.address
+        endpoint = split_endpoint(self.address.rpartition("/p2p/")[0] or self.address)
+        return place(*endpoint[1:]) if endpoint else self.address
 
     @property
     def peer_id(self) -> str:
         """The peer id that the address names, "" for none."""
-        parsed = parse_address(self.address)
-        return "" if parsed is None else parsed.peer_id
+        address = parse_address(self.address)
+        return "" if address is None else address.peer_id
 
     def cause(self, name: str = "") -> Cause | None:
         """Return the cause of its failure, None if the node answered. `name` is the node's."""
         if self.outcome == "open":
             return None
-        where = self.where if self.peer_id else self.address
+        location = self.where if self.peer_id else self.address
         code = OF_OUTCOME[self.outcome]
-        return Cause(code, self.peer_id, name, where, seconds=self.seconds)
+        return Cause(code, self.peer_id, name, location, seconds=self.seconds)
 
 
 async def attempt(address: str, knock: Knock) -> DialAttempt:
     """Try an address. One that cannot be dialled is "untried"."""
-    parsed, begun = parse_address(address), time.monotonic()
+    target, start = parse_address(address), time.monotonic()
     outcome: Outcome = "untried"
-    for found in [] if parsed is None else await resolve(parsed):
-        _, host, port = split_endpoint(found.multiaddr) or ("", "", 0)
-        outcome = await knock(host, port, found.peer_id)
+    for candidate in [] if target is None else await resolve(target):
+        _, host, port = split_endpoint(candidate.multiaddr) or ("", "", 0)
+        outcome = await knock(host, port, candidate.peer_id)
         if outcome == "open":
             break
-    return DialAttempt(address, outcome, time.monotonic() - begun)
+    return DialAttempt(address, outcome, time.monotonic() - start)
 
 
-async def attempt_all(addresses: Sequence[str], knock: Knock, most: int) -> list[DialAttempt]:
-    """Try the first `most` different addresses at once."""
-    chosen = list(dict.fromkeys(addresses))[:most]
-    return list(await asyncio.gather(*(attempt(address, knock) for address in chosen)))
+async def attempt_all(addresses: Sequence[str], knock: Knock, limit: int) -> list[DialAttempt]:
+    """Try the first `limit` different addresses at once."""
+    targets = list(dict.fromkeys(addresses))[:limit]
+    return list(await asyncio.gather(*(attempt(address, knock) for address in targets)))

@@ -49,17 +49,17 @@ class Relays:
         local: Local,
         inner: Transport,
         *,
-        dialable: Callable[[], bool | None],
-        severed: Severed,
+        is_dialable: Callable[[], bool | None],
+        severed_peers: Severed,
         rng: random.Random,
     ) -> None:
         #: Greets a connected peer. It is set once the node can greet: a relay serves members only.
         self.introduce: Callable[[str], Awaitable[bool]] | None = None
         self._inner = inner
-        self._dialable = dialable
+        self._dialable = is_dialable
         self._members = local.members
         self._directory = local.directory
-        self._severed = severed
+        self._severed = severed_peers
         self._clock = local.clock
         self._rng = rng
         self._kept: dict[str, _Kept] = {}
@@ -68,16 +68,16 @@ class Relays:
 
     def kept(self) -> dict[str, str]:
         """The address of each relay through which peers reach this node, by its id."""
-        return {relay: kept.address for relay, kept in self._kept.items()}
+        return {relay: entry.address for relay, entry in self._kept.items()}
 
     async def round_trips(self) -> dict[str, float | None]:
         """Measure the round trip to each relay in seconds, by its id, None for one that does not
         answer."""
-        begun, seconds = self._clock.now(), dict[str, float | None]()
+        start, seconds = self._clock.now(), dict[str, float | None]()
 
         async def measure(relay: str) -> None:
             answers = await self._answers(relay)
-            seconds[relay] = self._clock.now() - begun if answers else None
+            seconds[relay] = self._clock.now() - start if answers else None
 
         await asyncio.gather(*map(measure, self._kept))
         return seconds
@@ -95,9 +95,9 @@ class Relays:
         """Connect to a relay. Return True if it is connected and a known member. All its addresses
         are dialled, because the peer that named it may use another version of IP than this node."""
         if not await self._inner.connected(relay):
-            stated = circuit.reachable_first(self._members.relays().get(relay, ()))
-            known = list(dict.fromkeys([address, *stated]))
-            if not (address and await self._inner.dial(known, min(patience, DIAL_SECONDS))):
+            relay_addresses = circuit.reachable_first(self._members.relays().get(relay, ()))
+            candidates = list(dict.fromkeys([address, *relay_addresses]))
+            if not (address and await self._inner.dial(candidates, min(patience, DIAL_SECONDS))):
                 return False
         return self._members.is_member(relay) or await self._introduced(relay)
 
@@ -113,28 +113,34 @@ class Relays:
 
     async def keep(self) -> None:
         """Check the kept relays, and replace those that do not answer."""
-        dialable = self._dialable()
-        if dialable is None or (dialable and not self._six_alone()):
+        is_dialable = self._dialable()
+        if is_dialable is None or (is_dialable and not self._six_alone()):
             self._kept.clear()
             return
-        kept = list(self._kept)
-        for relay, answers in zip(kept, await in_parallel(map(self._answers, kept)), strict=True):
+        relays = list(self._kept)
+        for relay, answers in zip(
+            relays, await in_parallel(map(self._answers, relays)), strict=True
+        ):
             kept_relay = self._kept[relay]
             kept_relay.misses = 0 if answers else kept_relay.misses + 1
-            gone = not answers and not await self._inner.connected(relay)
-            if gone or kept_relay.misses > 1 or relay in self._severed:
+            is_gone = not answers and not await self._inner.connected(relay)
+            if is_gone or kept_relay.misses > 1 or relay in self._severed:
                 del self._kept[relay]
                 self._failed(relay)
         if len(self._kept) >= KEPT:
             return
-        tried = self._candidates() or self._candidates(alone=True)
-        tried = tried[:_TRIED_AT_ONCE]
-        taken = await in_parallel(self._take(relay, address) for relay, address in tried)
-        found = [each for each, took in zip(tried, taken, strict=True) if took]
-        while found and len(self._kept) < KEPT:
-            relay, address = min(found, key=self._alike)
+        candidates = self._candidates() or self._candidates(is_alone=True)
+        candidates = candidates[:_TRIED_AT_ONCE]
+        results = await in_parallel(self._take(relay, address) for relay, address in candidates)
+        new_relays = [
+            candidate
+            for candidate, is_accepted in zip(candidates, results, strict=True)
+            if is_accepted
+        ]
+        while new_relays and len(self._kept) < KEPT:
+            relay, address = min(new_relays, key=self._alike)
             self._kept[relay] = _Kept(address)
-            found.remove((relay, address))
+            new_relays.remove((relay, address))
 
     def _six_alone(self) -> bool:
         """Check that this node can be dialled over IPv6 only, so that IPv4 peers cannot dial it."""
@@ -144,33 +150,33 @@ class Relays:
     def _alike(self, candidate: tuple[str, str]) -> int:
         """Count the properties that a relay shares with kept ones: issuer and host."""
         relay, address = candidate
-        issuers = {self._members.issuer(each) for each in self._kept}
-        hosts = {circuit.host_of(kept.address) for kept in self._kept.values()}
+        issuers = {self._members.issuer(kept_relay) for kept_relay in self._kept}
+        hosts = {circuit.host_of(entry.address) for entry in self._kept.values()}
         return (self._members.issuer(relay) in issuers) + (circuit.host_of(address) in hosts)
 
-    def _candidates(self, *, alone: bool = False) -> list[tuple[str, str]]:
+    def _candidates(self, *, is_alone: bool = False) -> list[tuple[str, str]]:
         """Members that claim to relay and may be tried now, each with an address. If the node is
-        `alone`, those that failed come sooner. The first of each issuer come first, then the second
-        ones. Within an issuer those that answer this node come first, otherwise the order is
+        `is_alone`, those that failed come sooner. The first of each issuer come first, then the
+        second ones. Within an issuer those that answer this node come first, otherwise the order is
         random."""
-        now, nth, found = self._clock.now(), Counter[str](), []
+        now, nth, candidates = self._clock.now(), Counter[str](), []
         relays = sorted(self._members.relays().items())
         self._rng.shuffle(relays)
         for relay, addresses in sorted(relays, key=lambda item: not self._answering(item[0], now)):
-            there = [
+            relay_addresses = [
                 text
                 for text in circuit.reachable_first(addresses)
                 if len(text) <= _MAX_RELAY_CHARS and text.endswith(f"/p2p/{relay}")
             ]
-            if not there or relay in self._kept or relay in self._severed:
+            if not relay_addresses or relay in self._kept or relay in self._severed:
                 continue
-            failing = self._failing.get(relay)
-            if failing is not None and not failing.due(now, alone=alone):
+            retry = self._failing.get(relay)
+            if retry is not None and not retry.due(now, is_alone=is_alone):
                 continue
             issuer = self._members.issuer(relay)
-            found.append((nth[issuer], relay, there[0]))
+            candidates.append((nth[issuer], relay, relay_addresses[0]))
             nth[issuer] += 1
-        return [(relay, address) for _, relay, address in sorted(found, key=lambda c: c[0])]
+        return [(relay, address) for _, relay, address in sorted(candidates, key=lambda c: c[0])]
 
     def _answering(self, relay: str, now: float) -> bool:
         """Check that a relay is a peer that answered last time."""
@@ -179,10 +185,10 @@ class Relays:
 
     async def _take(self, relay: str, address: str) -> bool:
         """Try a candidate. Return True if it relays for this node."""
-        took = await self.joined(relay, address, DIAL_SECONDS) and await self._answers(relay)
-        if not took:
+        is_accepted = await self.joined(relay, address, DIAL_SECONDS) and await self._answers(relay)
+        if not is_accepted:
             self._failed(relay)
-        return took
+        return is_accepted
 
     def _failed(self, relay: str) -> None:
         """Record that a relay does not relay for this node now."""

@@ -50,8 +50,8 @@ async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS
             length = int.from_bytes(await reader.readexactly(2), "big")
             if length > _MAX_MESSAGE:
                 return "other"
-            shown = handshake.answered(await reader.readexactly(length))
-            return "open" if shown == public_key_of(peer_id) else "other"
+            public_key = handshake.answered(await reader.readexactly(length))
+            return "open" if public_key == public_key_of(peer_id) else "other"
     except TimeoutError:
         return "timeout" if writer is None else "silent"
     except ConnectionError:
@@ -76,10 +76,10 @@ class Handshake:
 
     def answered(self, message: bytes) -> bytes | None:
         """Return the Ed25519 key that the second message proves, None if it proves none."""
-        theirs, rest = message[:_KEY], message[_KEY:]
+        ephemeral_key, rest = message[:_KEY], message[_KEY:]
         try:
-            self._mix_hash(theirs)
-            static = self._opened(theirs, rest[: _KEY + _TAG])
+            self._mix_hash(ephemeral_key)
+            static = self._opened(ephemeral_key, rest[: _KEY + _TAG])
             payload = self._opened(static, rest[_KEY + _TAG :])
             if not payload.startswith(_KEY_HEAD):
                 return None
@@ -92,16 +92,16 @@ class Handshake:
             return None
         return key
 
-    def _opened(self, other: bytes, sealed: bytes) -> bytes:
-        """Decrypt with the key from the exchange with the X25519 key `other` (MixKey and
+    def _opened(self, remote_key: bytes, ciphertext: bytes) -> bytes:
+        """Decrypt with the key from the exchange with the X25519 key `remote_key` (MixKey and
         DecryptAndHash)."""
-        shared = self._private.exchange(X25519PublicKey.from_public_bytes(other))
-        secret = hmac.digest(self._chaining, shared, "sha256")
+        shared_secret = self._private.exchange(X25519PublicKey.from_public_bytes(remote_key))
+        secret = hmac.digest(self._chaining, shared_secret, "sha256")
         self._chaining = hmac.digest(secret, b"\x01", "sha256")
         key = hmac.digest(secret, self._chaining + b"\x02", "sha256")
-        plain = ChaCha20Poly1305(key).decrypt(bytes(12), sealed, self._hash)
-        self._mix_hash(sealed)
-        return plain
+        plaintext = ChaCha20Poly1305(key).decrypt(bytes(12), ciphertext, self._hash)
+        self._mix_hash(ciphertext)
+        return plaintext
 
     def _mix_hash(self, part: bytes) -> None:
         self._hash = hashlib.sha256(self._hash + part).digest()

@@ -73,10 +73,10 @@ class Lan(asyncio.DatagramProtocol):
         self._socket: socket.socket | None = None
         self._receiver: asyncio.DatagramTransport | None = None
 
-    def screen(self, issued: Callable[[bytes, str], int]) -> None:
-        """Set the filter. `issued` returns the time of issue (Unix ms) of a peer's presence, -1 for
-        one that is not kept."""
-        self._issued = issued
+    def screen(self, issue_time: Callable[[bytes, str], int]) -> None:
+        """Set the filter. `issue_time` returns the time of issue (Unix ms) of a peer's presence, -1
+        for one that is not kept."""
+        self._issued = issue_time
 
     def use(self, secret: bytes) -> None:
         """Send under this secret from now on. The previous secret is still accepted on receipt, so
@@ -106,13 +106,13 @@ class Lan(asyncio.DatagramProtocol):
     def _send(self) -> None:
         """Send the newest presence on all networks."""
         assert self._socket is not None
-        sealed = self.datagram(self._said, os.urandom(_NONCE))
+        datagram = self.datagram(self._said, os.urandom(_NONCE))
         for host in list(self._hosts):
             try:
                 self._socket.setsockopt(
                     socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(host)
                 )
-                self._socket.sendto(sealed, (GROUP, self._port))
+                self._socket.sendto(datagram, (GROUP, self._port))
             except OSError as error:
                 self._hosts.discard(host)
                 _log.debug("nothing sent on this network", host=host, error=reason_of(error))
@@ -124,8 +124,8 @@ class Lan(asyncio.DatagramProtocol):
 
     def heard(self, seconds: float) -> dict[str, bytes]:
         """peer id -> presence that was announced in the last `seconds`."""
-        since = self._clock.now() - seconds
-        return {peer: presence for peer, (presence, at, _) in self._heard.items() if at >= since}
+        start = self._clock.now() - seconds
+        return {peer: presence for peer, (presence, at, _) in self._heard.items() if at >= start}
 
     def close(self) -> None:
         """Leave the networks. `announce` opens them again."""
@@ -137,10 +137,10 @@ class Lan(asyncio.DatagramProtocol):
     def datagram_received(self, data: bytes, addr: object) -> None:
         if len(data) != DATAGRAM_BYTES or not self._bucket.take(self._clock.now()):
             return
-        nonce, sealed = data[:_NONCE], data[_NONCE:]
+        nonce, ciphertext = data[:_NONCE], data[_NONCE:]
         for cipher in self._ciphers:
             try:
-                body = cipher.decrypt(nonce, sealed, None)
+                body = cipher.decrypt(nonce, ciphertext, None)
             except InvalidTag:
                 continue
             self._hear(body)
@@ -149,32 +149,32 @@ class Lan(asyncio.DatagramProtocol):
     def _hear(self, body: bytes) -> None:
         key, length = body[:_KEY], int.from_bytes(body[_KEY : _KEY + _LENGTH], "big")
         presence, peer = body[_KEY + _LENGTH :][:length], peer_id_of(key)
-        known, now = self._heard.get(peer), self._clock.now()
-        issued = -1 if key == self._own else self._issued(presence, peer)
-        if issued < (0 if known is None else known[2]):
+        entry, now = self._heard.get(peer), self._clock.now()
+        issued_ms = -1 if key == self._own else self._issued(presence, peer)
+        if issued_ms < (0 if entry is None else entry[2]):
             return
-        self._heard[peer] = presence, now, issued
-        if known is None and self._said and self._answers.take(now):
+        self._heard[peer] = presence, now, issued_ms
+        if entry is None and self._said and self._answers.take(now):
             self._send()
 
     def error_received(self, exc: Exception) -> None:
         _log.debug("a network refused a datagram", error=str(exc))
 
     async def _open(self) -> None:
-        made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            made.setblocking(False)
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.setblocking(False)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if hasattr(socket, "SO_REUSEPORT"):
-                made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            made.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
-            made.bind((GROUP if os.name == "posix" else "", self._port))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+            sock.bind((GROUP if os.name == "posix" else "", self._port))
             loop = asyncio.get_running_loop()
-            self._receiver, _ = await loop.create_datagram_endpoint(lambda: self, sock=made)
+            self._receiver, _ = await loop.create_datagram_endpoint(lambda: self, sock=sock)
         except OSError:
-            made.close()
+            sock.close()
             raise
-        self._socket = made
+        self._socket = sock
 
     def _join(self, host: str) -> None:
         """Listen on a network. An error means that it was joined before, or that the network is

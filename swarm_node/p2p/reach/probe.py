@@ -127,25 +127,27 @@ class ProbeServer:
         request = wire.unpack(ProbeRequest, payload, max_bytes=_MAX_BODY)
         if isinstance(request, Rejected):
             return request
-        seen = await self._transport.seen(caller) or ""
-        place = _place(seen)
+        caller_address = await self._transport.seen(caller) or ""
+        place = _place(caller_address)
         outcomes: dict[int, Outcome] = {}
-        stranger: Outcome = "untried"
+        stranger_outcome: Outcome = "untried"
         if place is not None:
             ip, port = place
             peer = self._directory.get(caller)
-            known = {port, *ports_of(peer.addresses if peer else ())}
-            asked = dict.fromkeys((*request.ports, port))
-            outcomes = dict.fromkeys(asked, "untried")
-            tried = [each for each in asked if each in known]
-            if self._allows(caller, ip, len(tried)):
-                ends = (self._knock(ip, each, caller) for each in tried)
-                outcomes |= zip(tried, await asyncio.gather(*ends), strict=True)
-            opened = [each for each in tried if outcomes[each] == "open"]
-            if opened and is_public(ip):
-                stranger = await self._ask_strangers(caller, ip, opened[0])
+            known_ports = {port, *ports_of(peer.addresses if peer else ())}
+            asked_ports = dict.fromkeys((*request.ports, port))
+            outcomes = dict.fromkeys(asked_ports, "untried")
+            dialed_ports = [number for number in asked_ports if number in known_ports]
+            if self._allows(caller, ip, len(dialed_ports)):
+                ends = (self._knock(ip, number, caller) for number in dialed_ports)
+                outcomes |= zip(dialed_ports, await asyncio.gather(*ends), strict=True)
+            open_ports = [number for number in dialed_ports if outcomes[number] == "open"]
+            if open_ports and is_public(ip):
+                stranger_outcome = await self._ask_strangers(caller, ip, open_ports[0])
         pairs = tuple(PortOutcome(*pair) for pair in outcomes.items())
-        return wire.pack(ProbeReply(seen, pairs, stranger, int(self._clock.wall() * 1000)))
+        return wire.pack(
+            ProbeReply(caller_address, pairs, stranger_outcome, int(self._clock.wall() * 1000))
+        )
 
     async def answer_for(self, caller: str, payload: bytes) -> bytes | Rejected:
         """Dial the node that the member `caller` names, if this node has no link to it."""
@@ -154,10 +156,10 @@ class ProbeServer:
             return request
         outcome: Outcome = "untried"
         place, peer_id = _place(request.address), request.peer_id
-        strange = place is not None and await self._strange(caller, peer_id, place[0])
-        if place is not None and strange:
-            opened = await self._knock(*place, peer_id) == "open"
-            outcome = "open" if opened else "timeout"
+        is_stranger = place is not None and await self._strange(caller, peer_id, place[0])
+        if place is not None and is_stranger:
+            is_open = await self._knock(*place, peer_id) == "open"
+            outcome = "open" if is_open else "timeout"
         return wire.pack(ProbeForReply(outcome))
 
     async def _strange(self, caller: str, peer_id: str, ip: str) -> bool:
@@ -177,23 +179,37 @@ class ProbeServer:
     def _speaks(self, ip: str) -> bool:
         """Check that this node has an address of the same version of IP. A node without own
         addresses may have both."""
-        own = {":" in host for host in hosts_of(self._transport.addresses()) if not _loopback(host)}
-        return not own or (":" in ip) in own
+        ip_versions = {
+            ":" in host for host in hosts_of(self._transport.addresses()) if not _loopback(host)
+        }
+        return not ip_versions or (":" in ip) in ip_versions
 
     async def _ask_strangers(self, caller: str, ip: str, port: int) -> Outcome:
         """Ask some further members on the Internet without a link to `caller` to connect. One
         success is enough, because a failure may be the member's own fault. Members behind the
         caller's router are not asked, because they connect by another path."""
-        drawn = self._directory.draw(self._rng, _DRAWN, self._clock.now(), without=(caller,))
-        seen = [(peer, _place(await self._transport.seen(peer.peer_id) or "")) for peer in drawn]
-        abroad = [peer for peer, at in seen if at and is_public(at[0]) and site(at[0]) != site(ip)]
-        others = abroad[:_STRANGERS]
+        peers = self._directory.draw(self._rng, _DRAWN, self._clock.now(), excluded_ids=(caller,))
+        peer_places = [
+            (peer, _place(await self._transport.seen(peer.peer_id) or "")) for peer in peers
+        ]
+        internet_peers = [
+            peer for peer, at in peer_places if at and is_public(at[0]) and site(at[0]) != site(ip)
+        ]
+        strangers = internet_peers[:_STRANGERS]
         address = f"/ip{6 if ':' in ip else 4}/{ip}/tcp/{port}"
         request = wire.pack(ProbeForRequest(caller, address))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STRANGERS_SECONDS):
-                said = await asyncio.gather(*(self._ask_for(other, request) for other in others))
-                return "open" if "open" in said else "timeout" if "timeout" in said else "untried"
+                outcomes = await asyncio.gather(
+                    *(self._ask_for(stranger, request) for stranger in strangers)
+                )
+                return (
+                    "open"
+                    if "open" in outcomes
+                    else "timeout"
+                    if "timeout" in outcomes
+                    else "untried"
+                )
         return "untried"
 
     async def _ask_for(self, peer: Peer, request: bytes) -> Outcome:
@@ -209,8 +225,8 @@ class ProbeServer:
     def _allows(self, caller: str, ip: str, ports: int) -> bool:
         """Charge dials of `ports` ports of `ip`, if the budgets allow them. A node with a
         non-loopback address never dials its own machine, where other programs trust loopback."""
-        now, own = self._clock.now(), self._transport.addresses()
-        if _loopback(ip) and not all(_loopback(host) for host in hosts_of(own)):
+        now, addresses = self._clock.now(), self._transport.addresses()
+        if _loopback(ip) and not all(_loopback(host) for host in hosts_of(addresses)):
             return False
         return (
             self._callers.take(caller, now)
@@ -267,7 +283,9 @@ class Prober:
         if any(probe.abroad for probe in probes):
             return False
         links = await self._links(_LOOKED_AT)
-        return any(is_public(links[each]) for each in links.keys() - {p.peer_id for p in probes})
+        return any(
+            is_public(links[peer_id]) for peer_id in links.keys() - {p.peer_id for p in probes}
+        )
 
     async def _links(self, count: int) -> dict[str, str]:
         """IP addresses of the connected ones among `count` random peers, by peer id."""
@@ -280,22 +298,22 @@ class Prober:
 
     async def _round(self) -> None:
         links, reach = await self._links(_DRAWN), self._reach
-        asked = [self._directory.get(peer_id) for peer_id in self._chosen(links)]
-        reach.asked = len(asked)
-        if not asked:
+        peers = [self._directory.get(peer_id) for peer_id in self._chosen(links)]
+        reach.asked = len(peers)
+        if not peers:
             return
         self._begun = self._clock.now()
         reach.ports = tuple(ports_of(self._own()))
-        found = await asyncio.gather(
-            *(self._ask(peer, links[peer.peer_id]) for peer in asked if peer is not None)
+        replies = await asyncio.gather(
+            *(self._ask(peer, links[peer.peer_id]) for peer in peers if peer is not None)
         )
-        probes = tuple(probe for probe in found if probe is not None)
+        probes = tuple(probe for probe in replies if probe is not None)
         votes = [probe.opened for probe in probes if probe.opened is not None]
         if votes:
             self._answered = self._clock.now()
-            before, reach.probes = reach.verdict(), probes
+            old_verdict, reach.probes = reach.verdict(), probes
             now = reach.verdict()
-            if (before.kind, before.nat) != (now.kind, now.nat):
+            if (old_verdict.kind, old_verdict.nat) != (now.kind, now.nat):
                 _log.info("reach", verdict=now.text, remedy=now.remedy, nat=now.nat)
         certain = len(votes) > 1 and reach.dialable() is not None and 2 * sum(votes) != len(votes)
         pause = PROBE_ROUND.longest if certain else PROBE_ROUND.after(self._uncertain)
@@ -329,14 +347,16 @@ class Prober:
         # Over a link that punch.py passed on, a member sees the caller at its own machine.
         if place is None or (_loopback(place[0]) and not _loopback(at)):
             return None
-        asked = {*request.ports, place[1]}
+        ports = {*request.ports, place[1]}
         return Probed(
             peer.peer_id,
             self._members.name(peer.peer_id) or peer.peer_id[-8:],
             at,
             *place,
             here=is_here(place[0]),
-            outcomes={each.port: each.outcome for each in reply.outcomes if each.port in asked},
+            outcomes={
+                result.port: result.outcome for result in reply.outcomes if result.port in ports
+            },
             stranger=reply.stranger,
             ahead=reply.wall_ms / 1000 - self._clock.wall(),
         )
@@ -357,9 +377,9 @@ def hosts_of(addresses: Iterable[str]) -> list[str]:
 
 
 def _places(addresses: Iterable[str]) -> list[tuple[str, int]]:
-    parsed = (parse_address(text) for text in addresses)
-    found = (split_endpoint(each.multiaddr) for each in parsed if each is not None)
-    return [(host, port) for _, host, port in filter(None, found)]
+    targets = (parse_address(text) for text in addresses)
+    endpoints = (split_endpoint(target.multiaddr) for target in targets if target is not None)
+    return [(host, port) for _, host, port in filter(None, endpoints)]
 
 
 def _place(text: str) -> tuple[str, int] | None:

@@ -115,32 +115,32 @@ class Puncher:
         Return None while this node's position is unknown or the peer does not help: its position
         may be unknown too. If both ends could ask, only the one with the lower peer id does,
         because two SYNs from each end would interfere."""
-        own = self._place()
-        if own is None or own.nat == "unknown":
+        local_place = self._place()
+        if local_place is None or local_place.nat == "unknown":
             return None
-        if own.nat not in _DIALS or (own.nat in _HOLDS and self._own_id > peer):
+        if local_place.nat not in _DIALS or (local_place.nat in _HOLDS and self._own_id > peer):
             return False
-        raw = await self._ask(peer, wire.pack(Punch(str(own))))
+        raw = await self._ask(peer, wire.pack(Punch(str(local_place))))
         if not raw:
             return None
-        there = _open(raw)
-        if isinstance(there, Rejected):
+        peer_place = _open(raw)
+        if isinstance(peer_place, Rejected):
             return False
-        return await self._dial([f"{there.address}/p2p/{peer}"], _DIAL_SECONDS) > 0
+        return await self._dial([f"{peer_place.address}/p2p/{peer}"], _DIAL_SECONDS) > 0
 
     async def answer(self, caller: str, payload: bytes) -> bytes | Rejected:
         """Ask for a SYN to be held until this member's SYN meets it, and reply with this node's
         position. The reply is empty if this node cannot do that now."""
-        there, own, now = _open(payload), self._place(), self._clock.now()
-        if isinstance(there, Rejected):
-            return there
+        peer_place, local_place, now = _open(payload), self._place(), self._clock.now()
+        if isinstance(peer_place, Rejected):
+            return peer_place
         issuer = self._issuer(caller)
-        if own is None or own.nat not in _HOLDS or self._asked.full():
+        if local_place is None or local_place.nat not in _HOLDS or self._asked.full():
             return b""
         if self._held[issuer] >= self._free:  # an issuer holds at most as many as are free
             return b""
-        _, ip, port = split_endpoint(there.address) or ("", "", 0)
-        if (":" in ip) != (":" in own.ip):
+        _, ip, port = split_endpoint(peer_place.address) or ("", "", 0)
+        if (":" in ip) != (":" in local_place.ip):
             return b""
         if not (
             self._askers.take(caller, now)
@@ -148,8 +148,8 @@ class Puncher:
             and self._all.take(issuer, caller, now)
         ):
             return b""
-        self._asked.put_nowait(_Hold(own.listens, ip, port, issuer))
-        return wire.pack(Punch(str(own)))
+        self._asked.put_nowait(_Hold(local_place.listens, ip, port, issuer))
+        return wire.pack(Punch(str(local_place)))
 
     async def run(self, repeat: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]) -> None:
         """Hold the SYNs that were asked for, and pass connections on. `repeat` takes one step after
@@ -157,30 +157,30 @@ class Puncher:
         await asyncio.gather(*(repeat(self._serve) for _ in range(_SPLICED)))
 
     async def _serve(self) -> None:
-        asked = await self._asked.get()
+        request = await self._asked.get()
         self._free -= 1
-        self._held[asked.issuer] += 1
+        self._held[request.issuer] += 1
         try:
-            met = await hold(asked.listens, asked.ip, asked.port)
-            if met is not None:
-                await splice(met, asked.listens)
+            sock = await hold(request.listens, request.ip, request.port)
+            if sock is not None:
+                await splice(sock, request.listens)
         finally:
             self._free += 1
-            self._held[asked.issuer] -= 1
+            self._held[request.issuer] -= 1
             self._held += Counter()  # forgets who has none left
 
 
 def place_of(reach: Reach) -> Place | None:
     """Derive a node's position from its reachability. A node behind a firewall counts as behind a
     router, if it dials from the port on which it listens."""
-    seen = reach.seen()
-    if seen is None or not reach.ports:
+    address = reach.seen()
+    if address is None or not reach.ports:
         return None
     nat = reach.nat()
-    if nat == "none" and reach.dialable() is False and seen[1] in reach.ports:
-        refused = any("refused" in probe.outcomes.values() for probe in reach.probes)
-        nat = "reject" if refused else "restricted"
-    return Place(nat, *seen, reach.ports[0])
+    if nat == "none" and reach.dialable() is False and address[1] in reach.ports:
+        is_rejecting = any("refused" in probe.outcomes.values() for probe in reach.probes)
+        nat = "reject" if is_rejecting else "restricted"
+    return Place(nat, *address, reach.ports[0])
 
 
 async def hold(
@@ -206,34 +206,34 @@ async def hold(
 
 async def _met(listens: int, ip: str, port: int) -> socket.socket:
     six = ":" in ip
-    held = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
+    sock = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
     try:
-        held.setblocking(False)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if six:
-            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        held.bind(("::" if six else "0.0.0.0", listens))  # noqa: S104 - it listens nowhere
-        await asyncio.get_running_loop().sock_connect(held, (ip, port))
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(("::" if six else "0.0.0.0", listens))  # noqa: S104 - it listens nowhere
+        await asyncio.get_running_loop().sock_connect(sock, (ip, port))
     except BaseException:
-        held.close()
+        sock.close()
         raise
-    return held
+    return sock
 
 
-async def splice(met: socket.socket, port: int) -> None:
+async def splice(sock: socket.socket, port: int) -> None:
     """Pass a connection on to the daemon that listens on `port` of this machine, until it ends."""
     streams: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
     try:
         with contextlib.suppress(OSError):
-            own = "::1" if met.family == socket.AF_INET6 else "127.0.0.1"
-            streams.append(await asyncio.open_connection(sock=met))
-            streams.append(await asyncio.open_connection(own, port))
+            loopback = "::1" if sock.family == socket.AF_INET6 else "127.0.0.1"
+            streams.append(await asyncio.open_connection(sock=sock))
+            streams.append(await asyncio.open_connection(loopback, port))
             (reader, writer), (own_reader, own_writer) = streams
             await asyncio.gather(_pump(reader, own_writer), _pump(own_reader, writer))
     finally:
         if not streams:
-            met.close()
+            sock.close()
         for _, writer in streams:
             writer.close()
 

@@ -100,7 +100,7 @@ class Asked:
 
 
 def request_to(
-    target: str, protocol: str, payload: bytes, most: int, *, nonce: bytes, wall: float
+    target: str, protocol: str, payload: bytes, max_reply: int, *, nonce: bytes, wall: float
 ) -> Request:
     """Make a request at the Unix second `wall`, with a fresh `nonce`.
 
@@ -117,7 +117,7 @@ def request_to(
         protocol=protocol,
         nonce=nonce,
         issued_ms=int(wall * 1000),
-        most=min(most, MAX_REPLY_BYTES - REPLY_ROOM),
+        most=min(max_reply, MAX_REPLY_BYTES - REPLY_ROOM),
         payload=payload,
     )
 
@@ -130,33 +130,33 @@ def seal_request(identity: Identity, swarm_id: bytes, body: Request) -> bytes:
 def open_request(data: bytes, swarm_id: bytes) -> Asked | Rejected:
     """Check a sealed request. Reasons besides those of `open_sealed`: "schema", and "route" for one
     that must not be forwarded, because it is for its asker or leads to a second relay."""
-    opened = open_sealed(data, swarm_id, Kind.RELAY)
-    if isinstance(opened, Rejected):
-        return opened
-    body = wire.unpack(Request, opened.body, max_bytes=MAX_REQUEST_BYTES)
+    envelope = open_sealed(data, swarm_id, Kind.RELAY)
+    if isinstance(envelope, Rejected):
+        return envelope
+    body = wire.unpack(Request, envelope.body, max_bytes=MAX_REQUEST_BYTES)
     if isinstance(body, Rejected):
         return body
-    if body.protocol in (RELAY, RELAYED) or body.target == opened.author_key:
+    if body.protocol in (RELAY, RELAYED) or body.target == envelope.author_key:
         return Rejected("route", "a request that no relay forwards")
-    return Asked(opened.author, peer_id_of(body.target), body)
+    return Asked(envelope.author, peer_id_of(body.target), body)
 
 
-def seal_reply(identity: Identity, swarm_id: bytes, asked: Request, reply: Reply) -> bytes:
+def seal_reply(identity: Identity, swarm_id: bytes, request: Request, reply: Reply) -> bytes:
     """Seal a reply: `u16be length of the sealed head || sealed head || payload`."""
-    limit = MAX_REASON_BYTES if reply.refused else asked.most
+    limit = MAX_REASON_BYTES if reply.refused else request.most
     head = ReplyHead(
         v=1,
-        nonce=asked.nonce,
+        nonce=request.nonce,
         refused=reply.refused,
         size=len(reply.payload),
         digest=hashlib.sha256(reply.payload).digest(),
     )
-    sealed = seal(identity, swarm_id, Kind.REPLY, wire.pack(head))
-    follows = reply.payload if len(reply.payload) <= limit else b""
-    return _LENGTH.pack(len(sealed)) + sealed + follows
+    envelope = seal(identity, swarm_id, Kind.REPLY, wire.pack(head))
+    payload = reply.payload if len(reply.payload) <= limit else b""
+    return _LENGTH.pack(len(envelope)) + envelope + payload
 
 
-def open_reply(data: bytes, swarm_id: bytes, target: str, asked: Request) -> Reply | Rejected:
+def open_reply(data: bytes, swarm_id: bytes, target: str, request: Request) -> Reply | Rejected:
     """Check a reply of `target`. The only reason is "altered": the relay or the target broke the
     protocol, and nobody can tell which.
 
@@ -164,15 +164,15 @@ def open_reply(data: bytes, swarm_id: bytes, target: str, asked: Request) -> Rep
         OversizeError: the target says that its reply is over the limit.
     """
     length = int.from_bytes(data[: _LENGTH.size], "big")
-    sealed, payload = data[_LENGTH.size :][:length], data[_LENGTH.size + length :]
-    opened = open_sealed(sealed, swarm_id, Kind.REPLY, max_bytes=REPLY_ROOM)
-    if isinstance(opened, Rejected) or opened.author != target:
+    raw_head, payload = data[_LENGTH.size :][:length], data[_LENGTH.size + length :]
+    envelope = open_sealed(raw_head, swarm_id, Kind.REPLY, max_bytes=REPLY_ROOM)
+    if isinstance(envelope, Rejected) or envelope.author != target:
         return Rejected("altered", "a relayed reply without the seal of its author")
-    head = wire.unpack(ReplyHead, opened.body, max_bytes=REPLY_ROOM)
-    if isinstance(head, Rejected) or head.nonce != asked.nonce:
+    head = wire.unpack(ReplyHead, envelope.body, max_bytes=REPLY_ROOM)
+    if isinstance(head, Rejected) or head.nonce != request.nonce:
         return Rejected("altered", "a relayed reply to another request")
     # A refusal is shown and logged, so its limit does not depend on the request.
-    check_size("reply", head.size, MAX_REASON_BYTES if head.refused else asked.most)
+    check_size("reply", head.size, MAX_REASON_BYTES if head.refused else request.most)
     if hashlib.sha256(payload).digest() != head.digest or len(payload) != head.size:
         return Rejected("altered", "a relayed reply with other bytes than its author sealed")
     return Reply(payload, head.refused)
@@ -223,23 +223,25 @@ class Answered:
         self._replays = Replays()
         self._journal = journal
         for line in journal.lines() if journal is not None else ():
-            if noted := _NOTED.fullmatch(line):
-                member, nonce, issued = noted.groups()
-                self._replays.remember(member.decode(), bytes.fromhex(nonce.decode()), int(issued))
+            if match := _NOTED.fullmatch(line):
+                member, nonce, issued_ms = match.groups()
+                self._replays.remember(
+                    member.decode(), bytes.fromhex(nonce.decode()), int(issued_ms)
+                )
 
     def refused(self, asker: str, member: bool, body: Request, wall: float) -> Rejected | None:
         """See `Replays.refused`."""
-        refused = self._replays.refused(asker, member, body, wall)
-        if refused is None and self._journal is not None:
-            who = asker if member else ""
+        rejection = self._replays.refused(asker, member, body, wall)
+        if rejection is None and self._journal is not None:
+            author = asker if member else ""
             try:
-                self._journal.append(f"{who} {body.nonce.hex()} {body.issued_ms}".encode())
+                self._journal.append(f"{author} {body.nonce.hex()} {body.issued_ms}".encode())
             except OSError as error:
                 _log.warning(
                     "a restart forgets which requests were answered", error=reason_of(error)
                 )
                 self._journal = None
-        return refused
+        return rejection
 
 
 class Target:
@@ -252,7 +254,7 @@ class Target:
         handlers: Mapping[str, Handler],
         *,
         is_member: Callable[[str], bool],
-        severed: Container[str],
+        severed_peers: Container[str],
         refuse: Callable[[str, Rejected], None],
         came_by: Callable[[str, str], None],
         clock: Clock,
@@ -264,7 +266,7 @@ class Target:
         self._swarm_id = swarm_id
         self._handlers = handlers
         self._is_member = is_member
-        self._severed = severed
+        self._severed = severed_peers
         self._refuse = refuse
         self._came_by = came_by
         self._clock = clock
@@ -280,18 +282,18 @@ class Target:
             raise RATE.error()
         if not self._is_member(relay):
             raise UNKNOWN_MEMBER.error()
-        asked = open_request(payload, self._swarm_id)
-        if isinstance(asked, Asked) and asked.body.target != self._identity.public_key:
-            asked = Rejected("route", "a request for another peer")
-        if isinstance(asked, Rejected):
-            self._refuse(relay, asked)
-            raise BAD_REQUEST.error(asked.reason)
-        asker, body = asked.asker, asked.body
+        request = open_request(payload, self._swarm_id)
+        if isinstance(request, Asked) and request.body.target != self._identity.public_key:
+            request = Rejected("route", "a request for another peer")
+        if isinstance(request, Rejected):
+            self._refuse(relay, request)
+            raise BAD_REQUEST.error(request.reason)
+        asker, body = request.asker, request.body
         if asker in self._severed:
             raise CUT_OFF.error()
-        seen = self._replays.refused(asker, self._is_member(asker), body, self._clock.wall())
-        if seen is not None:
-            raise REFUSED.error(seen.reason)
+        rejection = self._replays.refused(asker, self._is_member(asker), body, self._clock.wall())
+        if rejection is not None:
+            raise REFUSED.error(rejection.reason)
         handler = self._handlers.get(body.protocol)
         if handler is None:
             reply = Reply.refusal(NOT_SERVED.words(body.protocol))

@@ -100,12 +100,12 @@ class Circuits:
         return self._total
 
     def _fits(self, asker: str, target: str) -> bool:
-        held, issuer = self._held, self._issuer(asker)
+        counts, issuer = self._held, self._issuer(asker)
         return (
-            held["issuer", issuer] < CIRCUITS - self._total
-            and held["asker", asker] < PER_ASKER
-            and held["target", target] < PER_TARGET
-            and held["pair", asker, target] < PER_PAIR
+            counts["issuer", issuer] < CIRCUITS - self._total
+            and counts["asker", asker] < PER_ASKER
+            and counts["target", target] < PER_TARGET
+            and counts["pair", asker, target] < PER_PAIR
         )
 
 
@@ -139,8 +139,8 @@ class _Charge:
 def _wants(wants: Wants) -> Wants:
     """Compute the demand that sets a relay's budgets. One asker may take two of the largest groups
     at once."""
-    least = ceil(2 * (MAX_SEALED_BYTES + 2 * REPLY_ROOM) / AT_ONCE / wants.groups / _SHARE)
-    return replace(wants, groups=_SHARE * wants.groups, size=max(wants.size, least))
+    min_bytes = ceil(2 * (MAX_SEALED_BYTES + 2 * REPLY_ROOM) / AT_ONCE / wants.groups / _SHARE)
+    return replace(wants, groups=_SHARE * wants.groups, size=max(wants.size, min_bytes))
 
 
 class Relaying:
@@ -151,16 +151,16 @@ class Relaying:
         self,
         local: Local,
         *,
-        serves: Callable[[], bool],
-        connected: Callable[[str], Awaitable[bool]],
+        is_relay: Callable[[], bool],
+        is_connected: Callable[[str], Awaitable[bool]],
         refuse: Callable[[str, Rejected], None],
         wants: Wants,
     ) -> None:
         self.carried = Carried()
         self._own_id = local.peer_id
         self._swarm_id = local.swarm_id
-        self._serves = serves
-        self._connected = connected
+        self._serves = is_relay
+        self._connected = is_connected
         self._refuse = refuse
         self._members = local.members
         self._directory = local.directory
@@ -182,24 +182,24 @@ class Relaying:
         self._admit(caller)
         if not self._askers.asks(caller, self._clock.now(), guest=False):
             self._flooded(caller)
-        asked = open_request(payload, self._swarm_id)
-        if isinstance(asked, Asked) and asked.asker != caller:
-            asked = Rejected("author", "a request that another peer sealed")
-        if isinstance(asked, Asked) and asked.target == self._own_id:
-            asked = Rejected("route", "a relay is no target of its own")
-        if isinstance(asked, Rejected):
-            self._refuse(caller, asked)
-            raise self._refusal(asked.reason, BAD_REQUEST.error(asked.reason))
-        target = asked.target
+        request = open_request(payload, self._swarm_id)
+        if isinstance(request, Asked) and request.asker != caller:
+            request = Rejected("author", "a request that another peer sealed")
+        if isinstance(request, Asked) and request.target == self._own_id:
+            request = Rejected("route", "a relay is no target of its own")
+        if isinstance(request, Rejected):
+            self._refuse(caller, request)
+            raise self._refusal(request.reason, BAD_REQUEST.error(request.reason))
+        target = request.target
         if not await self._connected(target):
             raise self._refusal("not_connected", NOT_CONNECTED.error())
         leave = await self._circuits.enter(caller, target)
         if not (self._members.is_member(caller) and self._members.is_member(target)):
             leave()  # one end is not or no longer a member
             raise self._refusal("not_connected", NOT_CONNECTED.error())
-        most = asked.body.most + REPLY_ROOM
+        max_reply = request.body.most + REPLY_ROOM
         charge = _Charge(self.carried, self._askers, caller, self._clock.now)
-        if not (self._bears(caller, target) and charge.reserves(len(payload) + most)):
+        if not (self._bears(caller, target) and charge.reserves(len(payload) + max_reply)):
             leave()
             raise self._refusal("rate", RATE.error())
         self.carried.requests += 1
@@ -209,7 +209,7 @@ class Relaying:
             leave()
             charge.settle()
 
-        return Onward(target, RELAYED, payload, most, charge.sent, ended)
+        return Onward(target, RELAYED, payload, max_reply, charge.sent, ended)
 
     def _bears(self, asker: str, target: str) -> bool:
         """Charge one more request to a target's budget, in which each asker has a limited share."""

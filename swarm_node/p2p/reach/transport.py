@@ -87,11 +87,11 @@ class ReachingTransport:
         inner: Transport,
         *,
         mode: Mode,
-        dialable: Callable[[], bool | None],
+        is_dialable: Callable[[], bool | None],
         wants: Wants,
         rng: random.Random,
         lan: Lan | None = None,
-        answered: Journal | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.usage = Usage()
         #: Opens a direct link to a relayed peer. It is set once the node can do so; see
@@ -102,7 +102,7 @@ class ReachingTransport:
         self._identity = local.identity
         self._swarm_id = local.swarm_id
         self.mode = mode
-        self._dialable = dialable
+        self._dialable = is_dialable
         self._members = local.members
         self._directory = local.directory
         self._rejected = local.rejected
@@ -110,32 +110,34 @@ class ReachingTransport:
         self._handlers: dict[str, Handler] = {}
         self._severed = Severed(local.clock.now)
         self._ways: Recent[str, Way] = Recent(_WAYS)
-        self.relays = Relays(local, inner, dialable=dialable, severed=self._severed, rng=rng)
+        self.relays = Relays(
+            local, inner, is_dialable=is_dialable, severed_peers=self._severed, rng=rng
+        )
         self._relaying = Relaying(
             local,
-            serves=lambda: self.serves,
-            connected=inner.connected,
+            is_relay=lambda: self.serves,
+            is_connected=inner.connected,
             refuse=self._refuse,
             wants=wants,
         )
         inner.forward(RELAY, self._relaying.route)
-        inner.serve(RELAYED, self._target(answered).answer)
+        inner.serve(RELAYED, self._target(journal).answer)
         inner.serve(KEEP, self._relaying.keep)
         if lan is not None:
             lan.screen(self._issued)
 
-    def _target(self, answered: Journal | None) -> Target:
+    def _target(self, journal: Journal | None) -> Target:
         """Build the answering end for relayed requests."""
         return Target(
             self._identity,
             self._swarm_id,
             self._handlers,
             is_member=self._members.is_member,
-            severed=self._severed,
+            severed_peers=self._severed,
             refuse=self._refuse,
             came_by=lambda asker, relay: self._way(asker).learn(relay, ""),
             clock=self._clock,
-            journal=answered,
+            journal=journal,
         )
 
     @property
@@ -162,16 +164,16 @@ class ReachingTransport:
 
     def addresses(self) -> list[str]:
         """See `Transport.addresses`; circuits through the kept relays come last."""
-        through = (
+        circuits = (
             str(Circuit(address, relay, self.peer_id))
             for relay, address in self.relays.kept().items()
         )
-        return [*self._inner.addresses(), *through]
+        return [*self._inner.addresses(), *circuits]
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        counted = self.usage.counting(handler, self._members.is_member)
-        self._handlers[protocol] = counted
-        self._inner.serve(protocol, counted)
+        wrapped_handler = self.usage.counting(handler, self._members.is_member)
+        self._handlers[protocol] = wrapped_handler
+        self._inner.serve(protocol, wrapped_handler)
 
     def forward(self, protocol: str, route: Route) -> None:
         self._inner.forward(protocol, route)
@@ -204,10 +206,14 @@ class ReachingTransport:
     async def heartbeats(self) -> dict[str, bytes]:
         """See `Transport.heartbeats`. Presences heard on the own networks are added to the
         table."""
-        found = await self._inner.heartbeats()
-        near = {} if self._lan is None else self._lan.heard(_LAN_SECONDS)
-        newer = (p for p in near if self._issued(near[p], p) > self._issued(found.get(p, b""), p))
-        return {**found, **{peer: near[peer] for peer in newer}}
+        dht_records = await self._inner.heartbeats()
+        lan_records = {} if self._lan is None else self._lan.heard(_LAN_SECONDS)
+        newer_peers = (
+            p
+            for p in lan_records
+            if self._issued(lan_records[p], p) > self._issued(dht_records.get(p, b""), p)
+        )
+        return {**dht_records, **{peer: lan_records[peer] for peer in newer_peers}}
 
     async def heal(self, addresses: Sequence[str]) -> str:
         return await self._inner.heal(circuit.dialled(addresses))
@@ -234,28 +240,30 @@ class ReachingTransport:
         return way is not None and any(await in_parallel(map(self._inner.connected, way.relays)))
 
     async def dial(
-        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+        self, addresses: Sequence[str], patience: float = 4.0, *, is_punch: bool = False
     ) -> int:
         """See `Transport.dial`. A peer with circuits counts as reached once one of its relays is
         connected. Its direct addresses are then left to `keep`, because an unanswered dial takes
         long."""
         targets: dict[str, Way] = {}
         for text in addresses:
-            found = circuit.parse(text)
-            if found is not None and found.target not in ("", self.peer_id):
-                way = targets.setdefault(found.target, self._way(found.target))
-                if found.relay != self.peer_id:
-                    way.learn(found.relay, found.address)
+            result = circuit.parse(text)
+            if result is not None and result.target not in ("", self.peer_id):
+                way = targets.setdefault(result.target, self._way(result.target))
+                if result.relay != self.peer_id:
+                    way.learn(result.relay, result.address)
         direct = [text for text in addresses if circuit.parse(text) is None]
         for target, way in targets.items():
-            own = tuple(text for text in direct if text.endswith("/" + target))
-            if own != way.direct:
-                way.direct = own
+            own_addresses = tuple(text for text in direct if text.endswith("/" + target))
+            if own_addresses != way.direct:
+                way.direct = own_addresses
                 way.upgrade.renew(self._clock.now())
-        reached = await in_parallel(self._approach(*item, patience) for item in targets.items())
-        there = {target for target, found in zip(targets, reached, strict=True) if found}
-        left = [text for text in direct if text.rpartition("/")[2] not in there]
-        return len(there) + (await self._inner.dial(left, patience, held=held) if left else 0)
+        results = await in_parallel(self._approach(*item, patience) for item in targets.items())
+        linked_ids = {target for target, result in zip(targets, results, strict=True) if result}
+        left = [text for text in direct if text.rpartition("/")[2] not in linked_ids]
+        return len(linked_ids) + (
+            await self._inner.dial(left, patience, is_punch=is_punch) if left else 0
+        )
 
     async def request(
         self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
@@ -263,10 +271,10 @@ class ReachingTransport:
         way = self._ways.get(peer)
         if way is None or not way.relays or await self._inner.connected(peer):
             self.usage.asked += 1
-            began = self._clock.now()
+            start = self._clock.now()
             reply = await self._inner.request(peer, protocol, payload, max_reply=max_reply)
             sizes = len(payload), len(reply)
-            self.usage.answered(peer, "", *sizes, began, self._clock.now())
+            self.usage.answered(peer, "", *sizes, start, self._clock.now())
             return reply
         return await self._through(peer, way, protocol, payload, max_reply)
 
@@ -277,12 +285,14 @@ class ReachingTransport:
     async def upgrade(self) -> None:
         """Try to reach some relayed peers directly, those tried longest ago first."""
         now = self._clock.now()
-        due = sorted(
+        due_peers = sorted(
             (way.upgrade.tried_at, peer)
             for peer, way in self._ways.items()
             if way.relays and way.upgrade.due(now) and self._directory.get(peer) is not None
         )
-        await in_parallel(self._upgrade(peer, self._ways[peer]) for _, peer in due[:_UPGRADES])
+        await in_parallel(
+            self._upgrade(peer, self._ways[peer]) for _, peer in due_peers[:_UPGRADES]
+        )
 
     async def _through(
         self, peer: str, way: Way, protocol: str, payload: bytes, max_reply: int
@@ -294,8 +304,8 @@ class ReachingTransport:
             try:
                 if await self.relays.joined(relay, address, DIAL_SECONDS):
                     return await self._ask(relay, peer, protocol, payload, max_reply)
-            except _UndeliveredError as found:
-                error = found
+            except _UndeliveredError as failure:
+                error = failure
             except asyncio.CancelledError:
                 way.failed(relay)
                 raise
@@ -318,12 +328,12 @@ class ReachingTransport:
             nonce=secrets.token_bytes(NONCE_BYTES),
             wall=self._clock.wall(),
         )
-        sealed = seal_request(self._identity, self._swarm_id, body)
-        most = body.most + REPLY_ROOM
+        envelope = seal_request(self._identity, self._swarm_id, body)
+        max_bytes = body.most + REPLY_ROOM
         self.usage.asked += 1
-        began = self._clock.now()
+        start = self._clock.now()
         try:
-            raw = await self.relays.ask(relay, RELAY, sealed, most)
+            raw = await self.relays.ask(relay, RELAY, envelope, max_bytes)
         except TransportError as error:
             raise _UndeliveredError(f"a relay did not deliver: {error}") from error
         reply = open_reply(raw, self._swarm_id, peer, body)
@@ -335,7 +345,7 @@ class ReachingTransport:
             # It had a direct link, which can come back.
             self._way(peer).upgrade.renew(self._clock.now())
         sizes = len(payload), len(reply.payload)
-        self.usage.answered(peer, relay, *sizes, began, self._clock.now())
+        self.usage.answered(peer, relay, *sizes, start, self._clock.now())
         return reply.unwrap(max_reply)
 
     async def _approach(self, target: str, way: Way, patience: float) -> bool:
@@ -361,18 +371,18 @@ class ReachingTransport:
 
     def _issued(self, presence: bytes, peer: str) -> int:
         """Return the time of issue (Unix ms) of a presence of `peer`, -1 if it is refused."""
-        heard = self._members.hear(presence, peer)
-        return -1 if isinstance(heard, Rejected) else heard.head.issued_ms
+        record = self._members.hear(presence, peer)
+        return -1 if isinstance(record, Rejected) else record.head.issued_ms
 
     def _way(self, peer: str) -> Way:
         way = self._ways.get(peer) or Way()
         self._ways[peer] = way
         return way
 
-    def _refuse(self, peer: str, rejected: Rejected) -> None:
+    def _refuse(self, peer: str, rejection: Rejected) -> None:
         refuse(
             peer,
-            rejected,
+            rejection,
             self._clock.now(),
             transport=self,
             directory=self._directory,

@@ -27,10 +27,10 @@ class PeerTraffic:
     _now: float = math.inf
     _before: float = math.inf
 
-    def answered(self, sent: int, received: int, seconds: float, now: float) -> None:
+    def answered(self, request_bytes: int, reply_bytes: int, seconds: float, now: float) -> None:
         """Count a request of this node and its reply, which took `seconds` until `now`."""
-        self.bytes_out += sent
-        self.bytes_in += received
+        self.bytes_out += request_bytes
+        self.bytes_in += reply_bytes
         self._turn(now)
         self._now = min(self._now, seconds)
 
@@ -41,14 +41,14 @@ class PeerTraffic:
     def round_trip(self, now: float) -> float | None:
         """Return the smallest recent round trip in seconds, None without one."""
         self._turn(now)
-        least = min(self._now, self._before)
-        return None if least == math.inf else least
+        seconds = min(self._now, self._before)
+        return None if seconds == math.inf else seconds
 
     def _turn(self, now: float) -> None:
         if now - self._since < RECENT_SECONDS:
             return
-        recent = now - self._since < 2 * RECENT_SECONDS
-        self._before = self._now if recent else math.inf
+        is_recent = now - self._since < 2 * RECENT_SECONDS
+        self._before = self._now if is_recent else math.inf
         self._since, self._now = now, math.inf
 
 
@@ -67,14 +67,14 @@ class Usage:
         return self._traffic.get(peer)
 
     def answered(
-        self, peer: str, via: str, sent: int, received: int, began: float, now: float
+        self, peer: str, via: str, request_bytes: int, reply_bytes: int, start: float, now: float
     ) -> None:
         """Count a request to `peer` that was answered `via` a relay, "" for a direct link."""
         traffic = self._of(peer)
         if self.via.get(peer, via) != via:
             traffic.rerouted()
         self.via[peer] = via
-        traffic.answered(sent, received, now - began, now)
+        traffic.answered(request_bytes, reply_bytes, now - start, now)
 
     def counting(self, handler: Handler, is_member: Callable[[str], bool]) -> Handler:
         """Return a handler that counts what members ask and get. Strangers have any number of keys,

@@ -68,8 +68,8 @@ class Probed(msgspec.Struct, frozen=True):
     def opened(self) -> bool | None:
         """True if the member found a port open, and a stranger that tried did too. None if the
         member tried no port."""
-        tried = [outcome for outcome in self.outcomes.values() if outcome != "untried"]
-        return "open" in tried and not self.acquainted if tried else None
+        outcomes = [outcome for outcome in self.outcomes.values() if outcome != "untried"]
+        return "open" in outcomes and not self.acquainted if outcomes else None
 
     @property
     def acquainted(self) -> bool:
@@ -133,8 +133,8 @@ class Reach:
 
     def seen(self) -> tuple[str, int] | None:
         """IP address and port at which most members on the Internet see this node."""
-        abroad = Counter((p.seen_ip, p.seen_port) for p in self.probes if p.abroad)
-        return abroad.most_common(1)[0][0] if abroad else None
+        counts = Counter((p.seen_ip, p.seen_port) for p in self.probes if p.abroad)
+        return counts.most_common(1)[0][0] if counts else None
 
     def verdict(self) -> Verdict:
         """The verdict, for people and programs."""
@@ -151,9 +151,9 @@ def dialable(probes: Iterable[Probed]) -> bool | None:
     connection, None if nobody dialled or only one member says so. A tie is False: otherwise one
     liar of two members would keep the node from using relays."""
     votes = [bool(probe.opened) for probe in _evidence(probes)]
-    opened = sum(votes)
-    if 2 * opened > len(votes):
-        return True if opened >= _AGREEING else None
+    open_votes = sum(votes)
+    if 2 * open_votes > len(votes):
+        return True if open_votes >= _AGREEING else None
     return False if votes else None
 
 
@@ -183,70 +183,79 @@ def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
         return "unknown"
     if any(probe.here for probe in evidence):
         return "none"
-    opened = [bool(probe.opened) for probe in evidence]
-    if 2 * sum(opened) >= len(opened):
-        return "open" if all(opened) else "unknown"
+    votes = [bool(probe.opened) for probe in evidence]
+    if 2 * sum(votes) >= len(votes):
+        return "open" if all(votes) else "unknown"
     if any(probe.acquainted for probe in evidence):
         return "address"
-    seen = {site(probe.at): probe.seen_port for probe in evidence}
-    kept = set(seen.values()) & set(ports)
-    if not kept and len(seen) > 1 and len(set(seen.values())) == len(seen):
+    seen_ports = {site(probe.at): probe.seen_port for probe in evidence}
+    kept_ports = set(seen_ports.values()) & set(ports)
+    if not kept_ports and len(seen_ports) > 1 and len(set(seen_ports.values())) == len(seen_ports):
         return "symmetric"
-    refused = any("refused" in probe.outcomes.values() for probe in evidence)
-    return "reject" if refused else "restricted"
+    is_rejecting = any("refused" in probe.outcomes.values() for probe in evidence)
+    return "reject" if is_rejecting else "restricted"
 
 
 def judge(
-    probes: Sequence[Probed], ports: Sequence[int], relays: Sequence[Relay] = (), asked: int = 0
+    probes: Sequence[Probed],
+    ports: Sequence[int],
+    relays: Sequence[Relay] = (),
+    member_count: int = 0,
 ) -> Verdict:
-    """Judge a node that listens on `ports`, for which `relays` hold a link. It last asked `asked`
-    members."""
+    """Judge a node that listens on `ports`, for which `relays` hold a link. It last asked
+    `member_count` members."""
     evidence = _evidence(probes) or [p for p in probes if p.opened is not None]
     nat = nat_kind(probes, ports)
-    opened = [probe for probe in evidence if probe.opened]
-    closed = [probe for probe in evidence if not probe.opened]
+    successes = [probe for probe in evidence if probe.opened]
+    failures = [probe for probe in evidence if not probe.opened]
     kind: Kind = "unknown"
-    text, remedy = f"not probed yet: {_unable(asked)}", ""
+    text, remedy = f"not probed yet: {_unable(member_count)}", ""
     if evidence:
-        kind, text, remedy = _direct(evidence, opened, closed, ports, nat)
+        kind, text, remedy = _direct(evidence, successes, failures, ports, nat)
     if relays and dialable(probes) is not True:
         kind, text = "relayed", f"via relay {listed(relays)}; {text}"
         remedy = remedy and f"nothing; for direct connections, {remedy}"
     return Verdict(kind, text, remedy, nat, list(probes), list(relays))
 
 
-def _unable(asked: int) -> str:
+def _unable(member_count: int) -> str:
     """Reason why nothing is known."""
-    if not asked:
+    if not member_count:
         return "no member to ask"
-    one = "the only member asked could not tell"
-    return one if asked == 1 else f"none of {asked} members asked could tell"
+    message = "the only member asked could not tell"
+    return message if member_count == 1 else f"none of {member_count} members asked could tell"
 
 
 def _direct(
     evidence: list[Probed],
-    opened: list[Probed],
-    closed: list[Probed],
+    successes: list[Probed],
+    failures: list[Probed],
     ports: Sequence[int],
     nat: Nat,
 ) -> tuple[Kind, str, str]:
     """Kind, text and remedy of a verdict without relays."""
-    if len(opened) == len(closed):
-        told = f"{_names(opened)} opened a connection to this node, {_names(closed)} could not"
-        return "unknown", f"members disagree: {told}", ""
-    abroad = all(probe.abroad for probe in evidence)
-    if len(opened) > len(closed):
-        if not abroad:
-            seen = f"seen by {opened[0].name} at {_places(opened[:1], 'open')}"
-            return "local", f"direct on this network ({seen})", ""
-        alone = ", the only member asked" if len(evidence) == 1 else ""
-        return "direct", f"direct at {_places(opened, 'open')}, by {_names(opened)}{alone}", ""
-    worst = Counter(outcome for probe in closed for outcome in probe.outcomes.values())
-    del worst["untried"]
-    outcome = worst.most_common(1)[0][0]
-    why = _FOUND[outcome].format(_places(closed, outcome))
-    where = "" if abroad else " on this network"
-    text = f"unreachable{where}, because {why} (asked: {_names(closed)})"
+    if len(successes) == len(failures):
+        summary = (
+            f"{_names(successes)} opened a connection to this node, {_names(failures)} could not"
+        )
+        return "unknown", f"members disagree: {summary}", ""
+    is_abroad = all(probe.abroad for probe in evidence)
+    if len(successes) > len(failures):
+        if not is_abroad:
+            witness = f"seen by {successes[0].name} at {_places(successes[:1], 'open')}"
+            return "local", f"direct on this network ({witness})", ""
+        suffix = ", the only member asked" if len(evidence) == 1 else ""
+        return (
+            "direct",
+            f"direct at {_places(successes, 'open')}, by {_names(successes)}{suffix}",
+            "",
+        )
+    counts = Counter(outcome for probe in failures for outcome in probe.outcomes.values())
+    del counts["untried"]
+    outcome = counts.most_common(1)[0][0]
+    reason = _FOUND[outcome].format(_places(failures, outcome))
+    scope = "" if is_abroad else " on this network"
+    text = f"unreachable{scope}, because {reason} (asked: {_names(failures)})"
     return "unreachable", text, _remedy(outcome, nat, ports)
 
 
@@ -265,8 +274,8 @@ def _remedy(outcome: Outcome, nat: Nat, ports: Sequence[int]) -> str:
 def _evidence(probes: Iterable[Probed]) -> list[Probed]:
     """Select the probes that count: those over the Internet, or without any, those from other
     addresses of this network."""
-    tried = [probe for probe in probes if probe.opened is not None and probe.elsewhere]
-    return [probe for probe in tried if probe.abroad] or tried
+    candidates = [probe for probe in probes if probe.opened is not None and probe.elsewhere]
+    return [probe for probe in candidates if probe.abroad] or candidates
 
 
 def place(ip: str, port: int) -> str:

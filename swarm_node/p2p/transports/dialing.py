@@ -36,8 +36,8 @@ class Dialing:
     """The dial limits of one node. `configured` are the addresses of its settings and its
     ticket."""
 
-    def __init__(self, configured: Iterable[str]) -> None:
-        self._configured = frozenset(configured)
+    def __init__(self, bootstrap: Iterable[str]) -> None:
+        self._configured = frozenset(bootstrap)
         self._hosts = PeerGates(DIALS_PER_HOST / 60, DIALS_PER_HOST, capacity=4096)
         self._all = TokenBucket(_DIALS_PER_SECOND, _DIALS_AT_ONCE)
         self._proven: Recent[Address, None] = Recent(_MAX_PROVEN)
@@ -50,11 +50,11 @@ class Dialing:
         text = f"{address.multiaddr}/p2p/{address.peer_id}"
         return address in self._proven or self.is_configured(text)
 
-    def take(self, address: Address, own: Iterable[str], now: float) -> bool:
+    def take(self, address: Address, own_addresses: Iterable[str], now: float) -> bool:
         """Admit and count a dial to an address that a peer named. An address with a name in place
-        of an IP address is refused. `own` are the addresses that this node listens on."""
+        of an IP address is refused. `own_addresses` are the addresses that this node listens on."""
         host = _host(split_endpoint(address.multiaddr))
-        if host is None or not self._within_reach(host, list(own)):
+        if host is None or not self._within_reach(host, list(own_addresses)):
             return False
         if address in self._proven:
             return True
@@ -63,23 +63,25 @@ class Dialing:
             key = site(str(host))
         return self._hosts.take(key, now) and self._all.take(now)
 
-    def connects_to(self, address: Address, own: Iterable[str]) -> bool:
-        """Check that an address is in a range that this node dials. A name may lead to one. `own`
-        is as in `take`."""
+    def connects_to(self, address: Address, own_addresses: Iterable[str]) -> bool:
+        """Check that an address is in a range that this node dials. A name may lead to one.
+        `own_addresses` is as in `take`."""
         host = _host(split_endpoint(address.multiaddr))
-        return host is None or self.is_known(address) or self._within_reach(host, list(own))
+        return (
+            host is None or self.is_known(address) or self._within_reach(host, list(own_addresses))
+        )
 
     def answered(self, address: Address) -> None:
         """Record that a member answered at this address. It is no longer limited."""
         self._proven[address] = None
 
-    def _within_reach(self, host: IpAddress, own: list[str]) -> bool:
+    def _within_reach(self, host: IpAddress, own_addresses: list[str]) -> bool:
         if host.is_loopback:  # a name is an address of its own, too
-            return all(ip is not None and ip.is_loopback for ip in _hosts(own))
+            return all(ip is not None and ip.is_loopback for ip in _hosts(own_addresses))
         for network in _SITE:
             if host in network:
-                used = _hosts([*own, *self._configured])
-                return any(ip is not None and ip in network for ip in used)
+                local_hosts = _hosts([*own_addresses, *self._configured])
+                return any(ip is not None and ip in network for ip in local_hosts)
         return is_internet(host)
 
 

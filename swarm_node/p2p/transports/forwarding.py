@@ -57,7 +57,7 @@ async def forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> None
 
 
 async def _forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> Reply | None:
-    source, finished = None, False
+    source, is_complete = None, False
     try:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -69,9 +69,9 @@ async def _forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> Rep
         except TransportError as error:
             return Reply.refusal(str(error))
         await _copy(head, source, sink, onward.sent)
-        finished = True
+        is_complete = True
     finally:
-        if source is not None and finished:
+        if source is not None and is_complete:
             source[1].close()
         elif source is not None:
             source[1].transport.abort()  # close() would wait for a peer that may not read
@@ -79,7 +79,7 @@ async def _forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> Rep
 
 
 async def _copy(
-    head: tuple[int, int], source: Stream, sink: Stream, sent: Callable[[int], None]
+    head: tuple[int, int], source: Stream, sink: Stream, on_sent: Callable[[int], None]
 ) -> None:
     """Copy the reply with this `head` (status and length), and pass its ack back."""
     with stream_errors():
@@ -93,7 +93,7 @@ async def _copy(
                 sink[1].write(chunk)
                 await sink[1].drain()
             left -= len(chunk)
-            sent(len(chunk))
+            on_sent(len(chunk))
         async with asyncio.timeout(STALL_SECONDS):
             source[1].write(await sink[0].read(len(ACK)))
             await source[1].drain()

@@ -73,10 +73,10 @@ class MemoryNetwork:
         self._hidden = frozenset(peers)
         self._links.clear()
 
-    def place(self, peer: str, *seen: str) -> None:
-        """Set the multiaddrs `seen` at which others see `peer`. With several, each other peer sees
-        one of them, as with a router that uses another port for each connection."""
-        self._places[peer] = seen
+    def place(self, peer: str, *addresses: str) -> None:
+        """Set the multiaddrs `addresses` at which others see `peer`. With several, each other peer
+        sees one of them, as with a router that uses another port for each connection."""
+        self._places[peer] = addresses
 
     def seen(self, peer: str, observer: str) -> str:
         """The multiaddr at which `observer` sees `peer`."""
@@ -88,19 +88,24 @@ class MemoryNetwork:
         self._running.pop(peer, None)
         self._links = {link for link in self._links if peer not in link}
 
-    def linked(self, one: str, other: str) -> bool:
+    def linked(self, source: str, target: str) -> bool:
         """Check that no partition lies between two peer ids."""
-        return self._group.get(one, -1) == self._group.get(other, -1)
+        return self._group.get(source, -1) == self._group.get(target, -1)
 
-    def reaches(self, one: str, other: str) -> bool:
-        """Check that `other` runs and that `one` can reach it."""
-        through = other not in self._hidden or frozenset((one, other)) in self._links
-        return one != other and other in self._running and self.linked(one, other) and through
+    def reaches(self, source: str, target: str) -> bool:
+        """Check that `target` runs and that `source` can reach it."""
+        is_visible = target not in self._hidden or frozenset((source, target)) in self._links
+        return (
+            source != target
+            and target in self._running
+            and self.linked(source, target)
+            and is_visible
+        )
 
-    def link(self, one: str, other: str) -> None:
-        """Record that `one` reached `other`."""
-        if one in self._hidden:
-            self._links.add(frozenset((one, other)))
+    def link(self, source: str, target: str) -> None:
+        """Record that `source` reached `target`."""
+        if source in self._hidden:
+            self._links.add(frozenset((source, target)))
 
     def running(self, peer: str) -> MemoryTransport | None:
         return self._running.get(peer)
@@ -130,18 +135,18 @@ class MemoryNetwork:
     def heartbeats(self, reader: str) -> dict[str, bytes]:
         """Unexpired heartbeats of the other peers on the reader's side of the partition. Above
         MAX_FOUND a random sample, as in the DHT."""
-        now, found, order = asyncio.get_running_loop().time(), {}, self._published
+        now, records, order = asyncio.get_running_loop().time(), {}, self._published
         for index in range(len(order)):
             if len(order) > MAX_FOUND:  # shuffle no more of them than are looked at
-                other = self._rng.randrange(index, len(order))
-                order[index], order[other] = order[other], order[index]
+                swap_index = self._rng.randrange(index, len(order))
+                order[index], order[swap_index] = order[swap_index], order[index]
             heartbeat, expires = self._heartbeats[order[index]]
             if order[index] != reader and expires > now and self.linked(reader, order[index]):
-                found[order[index]] = heartbeat
-            if len(found) == MAX_FOUND:
+                records[order[index]] = heartbeat
+            if len(records) == MAX_FOUND:
                 break
-        self.received[reader] += sum(map(len, found.values()))
-        return found
+        self.received[reader] += sum(map(len, records.values()))
+        return records
 
     async def exchange(
         self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int
@@ -265,14 +270,14 @@ class MemoryTransport:
         return self._routes.get(protocol)
 
     async def dial(
-        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+        self, addresses: Sequence[str], patience: float = 4.0, *, is_punch: bool = False
     ) -> int:
         self._require_running()
         peers = {a.removeprefix(_ADDRESS) for a in addresses if a.startswith(_ADDRESS)}
-        reached = [peer for peer in peers if self._reaches(peer)]
-        for peer in reached:
+        live_peers = [peer for peer in peers if self._reaches(peer)]
+        for peer in live_peers:
             self._network.link(self._peer_id, peer)
-        return len(reached)
+        return len(live_peers)
 
     async def heal(self, addresses: Sequence[str]) -> str:
         self._require_running()
@@ -294,10 +299,10 @@ class MemoryTransport:
 
     async def heartbeats(self) -> dict[str, bytes]:
         self._require_running()
-        found = self._network.heartbeats(self._peer_id)
+        records = self._network.heartbeats(self._peer_id)
         return {
             peer: presence
-            for peer, presence in found.items()
+            for peer, presence in records.items()
             if self._vouches(presence, peer) and self._is_member(peer)
         }
 
@@ -308,8 +313,8 @@ class MemoryTransport:
         return self._network.seen(peer, self._peer_id) if self._reaches(peer) else None
 
     def links(self) -> Mapping[str, str]:
-        there = filter(self._reaches, self._network.peers())
-        return {peer: self._network.seen(peer, self._peer_id) for peer in there}
+        peers = filter(self._reaches, self._network.peers())
+        return {peer: self._network.seen(peer, self._peer_id) for peer in peers}
 
     def connects_to(self, address: str) -> bool:
         return address.startswith(_ADDRESS)

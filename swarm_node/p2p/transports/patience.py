@@ -58,11 +58,11 @@ class Patience:
         """Note that a daemon whose process lived was given up."""
         self.failed(now)
 
-    def answered(self, now: float, took: float) -> None:
+    def answered(self, now: float, seconds: float) -> None:
         """Note an answer. A limit is not lowered below twice the time that the answer took."""
         if not self._doublings or now < self._changed_at + HEALTHY_SECONDS:
             return
-        if 2.0 * took <= DAEMON_SILENCE.after(self._doublings - 1):
+        if 2.0 * seconds <= DAEMON_SILENCE.after(self._doublings - 1):
             self._doublings -= 1
             self._changed_at = now
 
@@ -77,15 +77,15 @@ async def on_time(seconds: float, now: Callable[[], float]) -> AsyncGenerator[No
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(seconds) as limit:
-        due = now() + TICK_SECONDS
+        due_at = now() + TICK_SECONDS
         ticking: asyncio.TimerHandle
 
         def tick() -> None:
-            nonlocal due, ticking
-            late, when = now() - due, limit.when()
-            if when is not None and not limit.expired():
-                limit.reschedule(when + max(0.0, late))
-            due = now() + TICK_SECONDS
+            nonlocal due_at, ticking
+            delay, deadline = now() - due_at, limit.when()
+            if deadline is not None and not limit.expired():
+                limit.reschedule(deadline + max(0.0, delay))
+            due_at = now() + TICK_SECONDS
             ticking = loop.call_later(TICK_SECONDS, tick)
 
         ticking = loop.call_later(TICK_SECONDS, tick)

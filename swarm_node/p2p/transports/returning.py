@@ -27,12 +27,12 @@ class Rounds:
         self._asked: Recent[str, int] = Recent(_REMEMBERED)
         self._round = 0
 
-    def next(self, linked: Iterable[str], is_member: Callable[[str], bool]) -> list[str]:
+    def next(self, linked_peers: Iterable[str], is_member: Callable[[str], bool]) -> list[str]:
         """Choose the peers whose links are pinged now. Keys cost a stranger nothing, so strangers'
         links get only the turns that members leave."""
         self._round += 1
-        order = sorted(linked, key=lambda p: (not is_member(p), self._asked.get(p, 0), p))
-        chosen = order[:PINGED]
-        for peer in chosen:
+        order = sorted(linked_peers, key=lambda p: (not is_member(p), self._asked.get(p, 0), p))
+        peers = order[:PINGED]
+        for peer in peers:
             self._asked[peer] = self._round
-        return chosen
+        return peers

@@ -150,8 +150,8 @@ class StreamTransport(ABC, Generic[Node]):
         listen: Sequence[str],
         rng: random.Random,
         announce: Sequence[str] = (),
-        configured: Sequence[str] = (),
-        found: Callable[[], Sequence[str]] = tuple,
+        bootstrap: Sequence[str] = (),
+        seen_addresses: Callable[[], Sequence[str]] = tuple,
         max_concurrent_per_peer: int = 8,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -176,8 +176,8 @@ class StreamTransport(ABC, Generic[Node]):
         #: The peers that were connected at the last look, each with the other end's addresses.
         self._linked: Mapping[str, Sequence[str]] = {}
         self._changing = asyncio.Lock()
-        self._dialing = Dialing(configured)
-        self._found = found
+        self._dialing = Dialing(bootstrap)
+        self._found = seen_addresses
         self._patience = Patience()
         #: The addresses of the last daemon that ran. A start that fails does not forget its ports.
         self._known: Sequence[str] = ()
@@ -191,10 +191,10 @@ class StreamTransport(ABC, Generic[Node]):
             TransportError: it cannot be run or cannot listen.
         """
 
-    async def _mend(self, linked: Mapping[str, Sequence[str]], addresses: Sequence[str]) -> str:
-        """Repair a running daemon that is connected to the peers `linked`, each with the other
+    async def _mend(self, links: Mapping[str, Sequence[str]], addresses: Sequence[str]) -> str:
+        """Repair a running daemon that is connected to the peers `links`, each with the other
         end's address per link. See `heal`."""
-        if linked:
+        if links:
             return "ok"
         return "healed" if await self.dial(addresses) else "alone"
 
@@ -231,8 +231,12 @@ class StreamTransport(ABC, Generic[Node]):
         if self._node is None:
             return []
         # Peers learn only the first few addresses, and loopback ones are useless to other machines.
-        own = sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
-        return list(dict.fromkeys([f"{each}/p2p/{self.peer_id}" for each in self._found()] + own))
+        node_addresses = sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
+        return list(
+            dict.fromkeys(
+                [f"{address}/p2p/{self.peer_id}" for address in self._found()] + node_addresses
+            )
+        )
 
     def serve(self, protocol: str, handler: Handler) -> None:
         if self._started:
@@ -257,42 +261,46 @@ class StreamTransport(ABC, Generic[Node]):
         self._admission.issuer = issuer
 
     async def dial(
-        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+        self, addresses: Sequence[str], patience: float = 4.0, *, is_punch: bool = False
     ) -> int:
         node = self._running()
-        wanted = await self._wanted(addresses)
+        targets = await self._wanted(addresses)
         answers = await asyncio.gather(
-            *(self._connect(node, target, patience, held) for target in wanted)
+            *(self._connect(node, target, patience, is_punch) for target in targets)
         )
-        for target, answered in zip(wanted, answers, strict=True):
-            if answered:
+        for target, is_alive in zip(targets, answers, strict=True):
+            if is_alive:
                 self._dialing.answered(target)
         return sum(answers)
 
     async def _wanted(self, addresses: Sequence[str]) -> list[Address]:
         """Choose the addresses to dial now, in a stable order."""
-        parsed = {text: parse_address(text) for text in sorted(addresses)}
-        targets = {t: text for text, t in parsed.items() if t and t.peer_id != self.peer_id}
+        candidates = {text: parse_address(text) for text in sorted(addresses)}
+        targets = {t: text for text, t in candidates.items() if t and t.peer_id != self.peer_id}
         if len(targets) > MAX_DIALS:
             targets = dict(self._rng.sample(list(targets.items()), MAX_DIALS))
-        own, now = self.addresses(), self._clock.now()
-        wanted = [target for target, text in targets.items() if self._dialing.is_configured(text)]
-        told = [target for target in targets if target not in wanted]
-        for found in await asyncio.gather(*map(resolve, told)):
-            wanted += [target for target in found if self._dialing.take(target, own, now)]
+        own_addresses, now = self.addresses(), self._clock.now()
+        dial_targets = [
+            target for target, text in targets.items() if self._dialing.is_configured(text)
+        ]
+        peer_targets = [target for target in targets if target not in dial_targets]
+        for ip_targets in await asyncio.gather(*map(resolve, peer_targets)):
+            dial_targets += [
+                target for target in ip_targets if self._dialing.take(target, own_addresses, now)
+            ]
         # Behind another router the same address is a peer's. Here it would reach this node
         # itself.
-        here = {text.rpartition("/p2p/")[0] for text in own}
-        return [target for target in wanted if target.multiaddr not in here]
+        own_endpoints = {text.rpartition("/p2p/")[0] for text in own_addresses}
+        return [target for target in dial_targets if target.multiaddr not in own_endpoints]
 
-    async def _connect(self, node: Node, target: Address, patience: float, held: bool) -> bool:
+    async def _connect(self, node: Node, target: Address, patience: float, is_punch: bool) -> bool:
         """Dial an address. An address at which a member answered before is first tried with a TCP
         connection, and p2pd dials it only if that is accepted. p2pd avoids an address after a
         failure, for up to five minutes after several. So it dials at once when a partition has
         healed. Other addresses get one connection only, because they may belong to a third
         party."""
-        there = held or not self._dialing.is_known(target) or await accepts(target, patience)
-        return (there or await self.connected(target.peer_id)) and await node.connect(
+        is_open = is_punch or not self._dialing.is_known(target) or await accepts(target, patience)
+        return (is_open or await self.connected(target.peer_id)) and await node.connect(
             target, patience
         )
 
@@ -303,7 +311,7 @@ class StreamTransport(ABC, Generic[Node]):
         Raises:
             TransportError: not started, or the daemon cannot be restarted; call again later.
         """
-        node, began = self._node, self._clock.now()
+        node, start = self._node, self._clock.now()
         connections = None if node is None else await node.connections(self._patience.silence)
         self._linked = connections or {}
         if connections is None:
@@ -315,7 +323,7 @@ class StreamTransport(ABC, Generic[Node]):
             await self.dial(addresses)
             return "restarted"
         now = self._clock.now()
-        self._patience.answered(now, now - began)
+        self._patience.answered(now, now - start)
         return await self._mend(connections, addresses)
 
     async def request(
@@ -347,11 +355,11 @@ class StreamTransport(ABC, Generic[Node]):
         return self._linked
 
     def links(self) -> Mapping[str, str]:
-        return {peer: each[0] for peer, each in self._linked.items() if each}
+        return {peer: addresses[0] for peer, addresses in self._linked.items() if addresses}
 
     def connects_to(self, address: str) -> bool:
-        found = parse_address(address)
-        return found is not None and self._dialing.connects_to(found, self.addresses())
+        target = parse_address(address)
+        return target is not None and self._dialing.connects_to(target, self.addresses())
 
     def sever(self, peer: str, seconds: float) -> None:
         self._admission.severed.sever(peer, seconds)
@@ -413,11 +421,11 @@ class StreamTransport(ABC, Generic[Node]):
         stream = _Stream(protocol, peer, reader, writer)
         task = asyncio.current_task()
         assert task is not None
-        finished = False
+        is_complete = False
         try:
             async with asyncio.timeout(STREAM_SECONDS) as self._streams[task]:
                 await self._answer(stream)
-            finished = True
+            is_complete = True
         except (TransportError, TimeoutError) as error:
             log.debug("a stream ended early", peer=peer, protocol=protocol, error=str(error))
             # The end of a request for a third peer, once it has arrived, may be the other end's
@@ -427,7 +435,7 @@ class StreamTransport(ABC, Generic[Node]):
         finally:
             self._admission.leave(entry)
             del self._streams[task]
-            if finished:
+            if is_complete:
                 writer.close()
             else:
                 writer.transport.abort()  # close() would wait for a peer that may not read

@@ -136,8 +136,8 @@ def open_sealed(
     The caller checks that `author` is the expected one. Reasons of a refusal, in order: "size",
     "schema", "kind", "encoding", "key", "signature".
     """
-    most = SEALED_BYTES[kind] if max_bytes is None else max_bytes
-    outer = unpack(_Outer, data, max_bytes=most)
+    limit = SEALED_BYTES[kind] if max_bytes is None else max_bytes
+    outer = unpack(_Outer, data, max_bytes=limit)
     if isinstance(outer, Rejected):
         return outer
     if outer.type != kind:

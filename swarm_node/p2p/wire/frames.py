@@ -49,8 +49,8 @@ class Reply:
     @classmethod
     def refusal(cls, reason: str) -> Reply:
         """A refusal; `reason` is cut to MAX_REASON_BYTES bytes of UTF-8."""
-        cut = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
-        return cls(cut.decode("utf-8", "ignore").encode(), refused=True)
+        prefix = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
+        return cls(prefix.decode("utf-8", "ignore").encode(), refused=True)
 
     def unwrap(self, limit: int) -> bytes:
         """The payload, at most `limit` bytes.
@@ -65,13 +65,13 @@ class Reply:
         return self.payload
 
 
-def check_size(what: str, size: int, limit: int) -> None:
+def check_size(subject: str, size: int, limit: int) -> None:
     """
     Raises:
         OversizeError: `size` is over `limit` (both in bytes).
     """
     if size > limit:
-        raise OversizeError(f"a {what} of {size} bytes is over the limit of {limit}")
+        raise OversizeError(f"a {subject} of {size} bytes is over the limit of {limit}")
 
 
 async def answer(handler: Handler, peer: str, protocol: str, payload: bytes) -> Reply:

@@ -135,9 +135,9 @@ def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) ->
     data = pack(body)
     if len(data) > MAX_GROUP_BYTES:
         raise OversizeGroupError(f"the group is outside the limits: {len(data)} bytes")
-    refused = _refuse(body)
-    if refused is not None:
-        raise ValueError(f"the group is outside the limits: {refused.detail}")
+    rejection = _refuse(body)
+    if rejection is not None:
+        raise ValueError(f"the group is outside the limits: {rejection.detail}")
     return data
 
 
@@ -150,9 +150,9 @@ def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
     wire = unpack(_Group, body, max_bytes=MAX_GROUP_BYTES)
     if isinstance(wire, Rejected):
         return wire
-    refused = _refuse(wire)
-    if refused is not None:
-        return refused
+    rejection = _refuse(wire)
+    if rejection is not None:
+        return rejection
     task, policy = wire.task, wire.policy
     group = RolloutGroup(
         task=TaskRef(task.environment, task.version, task.family, task.seed),
@@ -177,12 +177,12 @@ def _packed(completion: Completion) -> _Completion:
             zip(completion.said, pairwise((0, *completion.ends)), strict=True)
         )
     )
-    spans = tuple(_Span(each.version, each.start, each.end) for each in completion.spans)
+    spans = tuple(_Span(span.version, span.start, span.end) for span in completion.spans)
     return _Completion(turns, spans)
 
 
 def _unpacked(item: _Completion) -> Completion:
-    *earlier, last = item.turns
+    *earlier_turns, last = item.turns
     ids = b"".join(turn.ids for turn in item.turns)
     logp = b"".join(turn.logp for turn in item.turns)
     return Completion(
@@ -190,10 +190,10 @@ def _unpacked(item: _Completion) -> Completion:
         # Copies: a view of the received bytes is read-only, which torch.from_numpy warns about.
         token_ids=np.frombuffer(ids, dtype="<u4").astype(np.uint32),
         logprobs=np.frombuffer(logp, dtype="<f4").astype(np.float32),
-        spans=tuple(VersionSpan(each.version, each.start, each.end) for each in item.spans),
+        spans=tuple(VersionSpan(span.version, span.start, span.end) for span in item.spans),
         finish=last.finish,
         earlier=tuple(
-            EarlierTurn(turn.text, end) for turn, end in zip(earlier, item.ends, strict=False)
+            EarlierTurn(turn.text, end) for turn, end in zip(earlier_turns, item.ends, strict=False)
         ),
     )
 
@@ -201,15 +201,15 @@ def _unpacked(item: _Completion) -> Completion:
 def _refuse(wire: _Group) -> Rejected | None:
     """The first reason against a group; None if its fields fit each other."""
     for item in wire.completions:
-        refused = _refuse_completion(item)
-        if refused is not None:
-            return refused
+        rejection = _refuse_completion(item)
+        if rejection is not None:
+            return rejection
     # Of all turns at once: one by one, numpy's calls cost more than the rest of a group.
-    stated = np.frombuffer(
+    logprobs = np.frombuffer(
         b"".join(turn.logp for item in wire.completions for turn in item.turns), dtype="<f4"
     )
     # Written so that NaN, for which every comparison is false, is refused.
-    if not bool(((stated <= MAX_LOGPROB) & (stated > -np.inf)).all()):
+    if not bool(((logprobs <= MAX_LOGPROB) & (logprobs > -np.inf)).all()):
         return Rejected("content", "a log-prob is positive or not finite")
     if len(wire.claimed) != 4 * len(wire.completions):
         return Rejected("content", "as many claimed rewards as completions are needed")
@@ -236,9 +236,9 @@ def _refuse_completion(item: _Completion) -> Rejected | None:
 
 def _covers(spans: tuple[_Span, ...], length: int) -> bool:
     """Check that non-empty spans tile [0, length) in order."""
-    reached = 0
+    position = 0
     for span in spans:
-        if span.start != reached or span.end <= span.start:
+        if span.start != position or span.end <= span.start:
             return False
-        reached = span.end
-    return reached == length
+        position = span.end
+    return position == length

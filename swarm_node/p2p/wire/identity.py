@@ -88,21 +88,21 @@ class Identity:
         return self._private.sign(message)
 
 
-def read_private(path: Path, what: str, most: int = MAX_PRIVATE_BYTES) -> bytes:
-    """Read the first `most` + 1 bytes of a file. So the caller sees that a file has more than
-    `most`.
+def read_private(path: Path, description: str, max_bytes: int = MAX_PRIVATE_BYTES) -> bytes:
+    """Read the first `max_bytes` + 1 bytes of a file. So the caller sees that a file has more than
+    `max_bytes`.
 
     Raises:
-        HomeError: missing, or readable by others. The message calls the file `what`.
+        HomeError: missing, or readable by others. The message calls the file `description`.
     """
     try:
         with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode
-            data = file.read(most + 1)
+            data = file.read(max_bytes + 1)
     except OSError as error:
-        raise HomeError(f"cannot read the {what} {path}: {reason_of(error)}") from error
+        raise HomeError(f"cannot read the {description} {path}: {reason_of(error)}") from error
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise HomeError(f"the {what} {path} is open to other users", f"run chmod 600 {path}")
+        raise HomeError(f"the {description} {path} is open to other users", f"run chmod 600 {path}")
     return data
 
 

@@ -73,27 +73,27 @@ class Refusal:
     meaning: str
     names: Literal["", "reason", "reason, seconds", "protocol"] = ""
 
-    def error(self, named: str = "") -> TransportError:
+    def error(self, name: str = "") -> TransportError:
         """Make the error with which a handler refuses a request."""
-        return TransportError(self.words(named))
+        return TransportError(self.words(name))
 
-    def words(self, named: str = "") -> str:
+    def words(self, name: str = "") -> str:
         """Make the words of a reply that names this reason or protocol.
 
         Raises:
             ValueError: it would not be read as this refusal.
         """
-        words = self.text + _NAMED[self.names][0] + named
-        if self.named_in(words) != named:
-            raise ValueError(f"the refusal {self.code} cannot name {named!r}")
+        words = self.text + _NAMED[self.names][0] + name
+        if self.named_in(words) != name:
+            raise ValueError(f"the refusal {self.code} cannot name {name!r}")
         return words
 
     def named_in(self, words: str) -> str | None:
         """Return the reason or protocol that these words name, "" if this refusal names none, and
         None for the words of another."""
         separator, pattern = _NAMED[self.names]
-        found = re.fullmatch(re.escape(self.text + separator) + f"({pattern})", words)
-        return None if found is None else found[1]
+        match = re.fullmatch(re.escape(self.text + separator) + f"({pattern})", words)
+        return None if match is None else match[1]
 
 
 UNKNOWN_MEMBER: Final = Refusal(
@@ -177,20 +177,20 @@ REFUSALS: Final = (
 def with_seconds(reason: str, seconds: float) -> str:
     """Name a reason, with the seconds between this clock and the deciding time if these are under
     31 years."""
-    named = f"{abs(seconds):.0f}"
-    return f"{reason} {named}" if seconds and len(named) <= 9 else reason
+    digits = f"{abs(seconds):.0f}"
+    return f"{reason} {digits}" if seconds and len(digits) <= 9 else reason
 
 
 def read_refusal(payload: bytes) -> RefusedError:
     """Read the payload of a refused reply. Other words than those of REFUSALS have no code."""
     words = payload.decode("utf-8", "replace")
     # Logs and terminals show the words, so a peer must not send control characters.
-    shown = "".join(c if c.isprintable() else "?" for c in words)
+    message = "".join(c if c.isprintable() else "?" for c in words)
     for refusal in REFUSALS:
-        named = refusal.named_in(words)
-        if named is not None:
-            named, _, seconds = named.partition(" ")
-            known = not refusal.names.startswith("reason") or named in REASONS
-            apart = int(seconds) if seconds else None
-            return RefusedError(shown, refusal.code, named if known else "unknown", apart)
-    return RefusedError(shown)
+        name = refusal.named_in(words)
+        if name is not None:
+            name, _, seconds = name.partition(" ")
+            is_known = not refusal.names.startswith("reason") or name in REASONS
+            offset = int(seconds) if seconds else None
+            return RefusedError(message, refusal.code, name if is_known else "unknown", offset)
+    return RefusedError(message)

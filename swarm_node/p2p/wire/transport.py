@@ -55,7 +55,7 @@ class TableGate(Protocol):
         """Count a call that was refused. A caller that goes on is cut off."""
         ...
 
-    def broke(self, caller: str, rejected: Rejected) -> None:
+    def broke(self, caller: str, rejection: Rejected) -> None:
         """Count a call that no honest program sends. Its caller is cut off."""
         ...
 
@@ -117,11 +117,11 @@ class Transport(Protocol):
         ...
 
     async def dial(
-        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+        self, addresses: Sequence[str], patience: float = 4.0, *, is_punch: bool = False
     ) -> int:
         """Connect to all addresses in parallel, within `patience` seconds each. Return how many
-        answered. Malformed and silent addresses count as not answering. With `held` the other ends
-        hold a SYN for this dial (reach/punch.py), so nothing else is sent there first."""
+        answered. Malformed and silent addresses count as not answering. With `is_punch` the other
+        ends hold a SYN for this dial (reach/punch.py), so nothing else is sent there first."""
         ...
 
     async def heal(self, addresses: Sequence[str]) -> str:

@@ -222,9 +222,9 @@ def pack(body: Struct) -> bytes:
         data = msgspec.msgpack.encode(body)
     except (UnicodeEncodeError, OverflowError) as error:
         raise ValueError(f"a {type(body).__name__} cannot be encoded: {error}") from error
-    checked = unpack(type(body), data, max_bytes=len(data))
-    if isinstance(checked, Rejected):
-        raise ValueError(f"a {type(body).__name__} is outside its bounds: {checked.detail}")
+    result = unpack(type(body), data, max_bytes=len(data))
+    if isinstance(result, Rejected):
+        raise ValueError(f"a {type(body).__name__} is outside its bounds: {result.detail}")
     return data
 
 

@@ -55,8 +55,8 @@ def rloo(rewards: ArrayLike) -> NDArray[np.float32]:
         ValueError: not one-dimensional, empty, or not finite.
     """
     values = _checked(rewards)
-    others = (values.sum() - values) / max(values.size - 1, 1)
-    return _unless_equal(values, values - others)
+    baseline = (values.sum() - values) / max(values.size - 1, 1)
+    return _unless_equal(values, values - baseline)
 
 
 def _checked(rewards: ArrayLike) -> NDArray[np.float64]:

@@ -86,7 +86,7 @@ class TrainRow:
 
     def _check_between(self) -> None:
         places = [0, *(at for at, _ in self.between), self.completion_ids.size]
-        if any(after <= at for at, after in pairwise(places)):
+        if any(next_place <= at for at, next_place in pairwise(places)):
             raise ValueError("what is given between turns must stand between sampled tokens")
         if any(not 0 <= token < _UINT32 for _, ids in self.between for token in ids):
             raise ValueError("what is given between turns must be uint32 values")
@@ -106,11 +106,11 @@ class TrainRow:
             return self.completion_ids, np.arange(self.completion_ids.size)
         parts: list[NDArray[np.uint32]] = []
         places: list[NDArray[np.int64]] = []
-        start = given = 0
+        start = offset = 0
         for at, ids in (*self.between, (int(self.completion_ids.size), ())):
             parts += [self.completion_ids[start:at], np.asarray(ids, np.uint32)]
-            places.append(np.arange(start, at) + given)
-            start, given = at, given + len(ids)
+            places.append(np.arange(start, at) + offset)
+            start, offset = at, offset + len(ids)
         return np.concatenate(parts), np.concatenate(places)
 
     @property
@@ -153,31 +153,33 @@ def build_batch(
             verification.
     """
     rows: list[TrainRow] = []
-    for number, verified in enumerate(groups):
-        prompt_ids = np.asarray(encode_prompt(verified.prompt), dtype=np.uint32)
-        most = math.inf if verified.provenance is _OWN else math.sqrt(group_size - 1)
-        advantages = _advantages(advantage, verified.rewards).clip(-most, most)
-        if verified.provenance is not _OWN:  # however many its answers, it weighs as an own group
-            advantages *= min(1.0, group_size / len(verified.rewards))
-        completions = verified.group.completions
-        replies = verified.replies or ((),) * len(completions)
-        for completion, heard, value in zip(completions, replies, advantages.tolist(), strict=True):
-            if value < 0 and correction == "positive_only" and verified.provenance is not _OWN:
+    for number, group in enumerate(groups):
+        prompt_ids = np.asarray(encode_prompt(group.prompt), dtype=np.uint32)
+        limit = math.inf if group.provenance is _OWN else math.sqrt(group_size - 1)
+        advantages = _advantages(advantage, group.rewards).clip(-limit, limit)
+        if group.provenance is not _OWN:  # however many its answers, it weighs as an own group
+            advantages *= min(1.0, group_size / len(group.rewards))
+        completions = group.group.completions
+        replies = group.replies or ((),) * len(completions)
+        for completion, observations, value in zip(
+            completions, replies, advantages.tolist(), strict=True
+        ):
+            if value < 0 and correction == "positive_only" and group.provenance is not _OWN:
                 continue
-            if verified.provenance is Provenance.FOREIGN:
+            if group.provenance is Provenance.FOREIGN:
                 ids, ends = _retokenised(completion, encode_answer, eos_id)
             else:
                 ids = np.ascontiguousarray(completion.token_ids, dtype=np.uint32)
                 ends = completion.ends
             if ids.size == 0:
                 continue
-            between = _between(ends, heard, bridge)
-            logprobs = _behaviour(completion, verified.provenance, correction)
-            own = verified.provenance is _OWN
-            versions = _versions(completion, verified.group.policy.version) if own else None
-            origin = verified.provenance
+            insertions = _between(ends, observations, bridge)
+            logprobs = _behaviour(completion, group.provenance, correction)
+            is_local = group.provenance is _OWN
+            versions = _versions(completion, group.group.policy.version) if is_local else None
+            origin = group.provenance
             rows.append(
-                TrainRow(prompt_ids, ids, logprobs, value, origin, versions, number, between)
+                TrainRow(prompt_ids, ids, logprobs, value, origin, versions, number, insertions)
             )
     return Batch(tuple(rows))
 
@@ -189,12 +191,12 @@ def _advantages(name: AdvantageName, rewards: Sequence[float]) -> NDArray[np.flo
     return ADVANTAGES[name](rewards)
 
 
-def _between(ends: Sequence[int], heard: Sequence[str], bridge: Encode) -> tuple[Given, ...]:
+def _between(ends: Sequence[int], observations: Sequence[str], bridge: Encode) -> tuple[Given, ...]:
     """The encoded replies. A reply that no token follows is left out: a foreign last turn that was
     cut may be an empty text."""
     return tuple(
         (end, tuple(bridge(reply)))
-        for end, reply in zip(ends[:-1], heard, strict=True)
+        for end, reply in zip(ends[:-1], observations, strict=True)
         if end < ends[-1]
     )
 
@@ -217,10 +219,10 @@ def _retokenised(
 def _behaviour(
     completion: Completion, provenance: Provenance, correction: Correction
 ) -> NDArray[np.float32] | None:
-    measured = provenance is Provenance.OWN or (
+    has_logprobs = provenance is Provenance.OWN or (
         provenance is Provenance.KIN and correction == "importance_sampling"
     )
-    return np.ascontiguousarray(completion.logprobs, dtype=np.float32) if measured else None
+    return np.ascontiguousarray(completion.logprobs, dtype=np.float32) if has_logprobs else None
 
 
 def _versions(completion: Completion, default: int) -> NDArray[np.int64]:
@@ -250,48 +252,48 @@ def pack_batch(batch: Batch) -> dict[str, Any]:
     }
 
 
-def unpack_batch(packed: Mapping[str, Any]) -> Batch:
+def unpack_batch(payload: Mapping[str, Any]) -> Batch:
     """The inverse of `pack_batch`, bit for bit.
 
     Raises:
         ValueError: a key is missing or unknown, or a value has the wrong type or length.
     """
-    rows = packed.get("rows")
-    if set(packed) != {"rows"} or not isinstance(rows, list):
+    rows = payload.get("rows")
+    if set(payload) != {"rows"} or not isinstance(rows, list):
         raise ValueError("a packed batch holds exactly a list of rows")
     return Batch(tuple(_unpack_row(row) for row in rows))
 
 
-def _unpack_row(packed: object) -> TrainRow:
+def _unpack_row(payload: object) -> TrainRow:
     names = {"prompt", "completion", "logprobs", "advantage", "provenance", "versions", "group"}
     names |= {"between"}
-    if not isinstance(packed, dict) or set(packed) != names:
+    if not isinstance(payload, dict) or set(payload) != names:
         raise ValueError(f"a packed row holds exactly {sorted(names)}")
-    advantage, group = packed["advantage"], packed["group"]
+    advantage, group = payload["advantage"], payload["group"]
     if not isinstance(advantage, float) or not isinstance(group, int):
         raise ValueError("a packed advantage must be a float, a packed group an integer")
-    logprobs, versions = packed["logprobs"], packed["versions"]
+    logprobs, versions = payload["logprobs"], payload["versions"]
     return TrainRow(
-        _array(packed["prompt"], "<u4").astype(np.uint32),
-        _array(packed["completion"], "<u4").astype(np.uint32),
+        _array(payload["prompt"], "<u4").astype(np.uint32),
+        _array(payload["completion"], "<u4").astype(np.uint32),
         None if logprobs is None else _array(logprobs, "<f4").astype(np.float32),
         advantage,
-        Provenance(packed["provenance"]),
+        Provenance(payload["provenance"]),
         None if versions is None else _array(versions, "<i8").astype(np.int64),
         group,
-        _unpack_between(packed["between"]),
+        _unpack_between(payload["between"]),
     )
 
 
-def _unpack_between(packed: object) -> tuple[Given, ...]:
-    if not isinstance(packed, list):
+def _unpack_between(payload: object) -> tuple[Given, ...]:
+    if not isinstance(payload, list):
         raise ValueError("what is packed between turns must be a list")
-    found: list[Given] = []
-    for item in packed:
+    insertions: list[Given] = []
+    for item in payload:
         if not isinstance(item, list) or len(item) != 2 or not isinstance(item[0], int):
             raise ValueError("what is packed between turns must be pairs of a place and ids")
-        found.append((item[0], tuple(_array(item[1], "<u4").tolist())))
-    return tuple(found)
+        insertions.append((item[0], tuple(_array(item[1], "<u4").tolist())))
+    return tuple(insertions)
 
 
 def _array(raw: object, dtype: str) -> NDArray[Any]:

@@ -171,19 +171,22 @@ class MixtureState:
         return math.sqrt(self.offered + 0.25) / self.made if self.made else math.inf
 
 
-def informative(own: float, external: float, share: float, supply: float) -> float:
-    """Groups with mixed rewards in an update of `own` and `external` groups: p·I + min(J, S)."""
-    return share * own + min(external, supply)
+def informative(local_count: float, external_count: float, share: float, supply: float) -> float:
+    """Groups with mixed rewards in an update of `local_count` and `external_count`: p·I + min(J,
+    S)."""
+    return share * local_count + min(external_count, supply)
 
 
 def start(settings: MixtureSettings) -> MixtureState:
     """The state before any observation: as few own groups as the limits allow. All that peers offer
     is then taken from the first update on, and own groups fill the remaining places."""
-    external = settings.most_external
-    return MixtureState(Mixture(settings.batch - external, external))
+    external_count = settings.most_external
+    return MixtureState(Mixture(settings.batch - external_count, external_count))
 
 
-def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -> MixtureState:
+def observe(
+    state: MixtureState, observation: Observation, settings: MixtureSettings
+) -> MixtureState:
     """Take in one update's observation and move I towards the optimum.
 
     I stays while it lies between the optima for the exchange rate plus and minus one standard
@@ -192,24 +195,26 @@ def observe(state: MixtureState, seen: Observation, settings: MixtureSettings) -
     batch anyway. Whatever the estimates say, peers' groups that an update left make room in the
     next one. They would otherwise fill the buffer and be old when they are drawn.
     """
-    kept = settings.kept
+    decay = settings.kept
     state = replace(
         state,
-        made=state.made * kept + seen.made,
-        mixed=state.mixed * kept + seen.mixed,
-        offered=state.offered * kept + seen.offered,
-        costs=seen.costs,
+        made=state.made * decay + observation.made,
+        mixed=state.mixed * decay + observation.mixed,
+        offered=state.offered * decay + observation.offered,
+        costs=observation.costs,
     )
-    if seen.probe is not None:
-        state = _probed(state, seen.probe, settings)
-    own = state.current.own
+    if observation.probe is not None:
+        state = _probed(state, observation.probe, settings)
+    local_count = state.current.own
     low, high = _best_range(state, settings)
-    own = own + 1 if own < low else min(own, high)
-    if seen.left:
-        own = min(own, state.current.own - seen.left)
+    local_count = local_count + 1 if local_count < low else min(local_count, high)
+    if observation.left:
+        local_count = min(local_count, state.current.own - observation.left)
     # The allowance applies at once, and not by one group per update.
-    own = min(settings.batch, max(own, settings.batch - _most_external(state, settings)))
-    return replace(state, current=Mixture(own, settings.batch - own))
+    local_count = min(
+        settings.batch, max(local_count, settings.batch - _most_external(state, settings))
+    )
+    return replace(state, current=Mixture(local_count, settings.batch - local_count))
 
 
 def best_own(
@@ -222,20 +227,26 @@ def best_own(
     group costs more than making one: more own groups can then be better.
     """
     candidates = range(settings.batch - most_external, settings.batch + 1)
-    return max(candidates, key=lambda own: (_worth(own, settings.batch, share, rate, costs), -own))
+    return max(
+        candidates,
+        key=lambda local_count: (
+            _worth(local_count, settings.batch, share, rate, costs),
+            -local_count,
+        ),
+    )
 
 
-def _worth(own: int, batch: int, share: float, rate: float, costs: Costs) -> float:
-    external = batch - own
-    drawn = min(external, rate * own)
-    seconds = costs.update + costs.own * own + costs.external * drawn
-    return informative(own, external, share, rate * own) / (seconds or 1.0)
+def _worth(local_count: int, batch: int, share: float, rate: float, costs: Costs) -> float:
+    external_count = batch - local_count
+    draws = min(external_count, rate * local_count)
+    seconds = costs.update + costs.own * local_count + costs.external * draws
+    return informative(local_count, external_count, share, rate * local_count) / (seconds or 1.0)
 
 
 def _best_range(state: MixtureState, settings: MixtureSettings) -> tuple[int, int]:
-    most = _most_external(state, settings)
+    limit = _most_external(state, settings)
     bounds = (state.rate + state.rate_error, max(0.0, state.rate - state.rate_error))
-    low, high = sorted(best_own(settings, state.share, rate, state.costs, most) for rate in bounds)
+    low, high = sorted(best_own(settings, state.share, rate, state.costs, limit) for rate in bounds)
     return low, high
 
 

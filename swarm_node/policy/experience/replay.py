@@ -196,26 +196,27 @@ class ReplayBuffer:
         return len(self._own) >= self.mixture.own and bool(self._own or self._external)
 
     def draw(self, version: int, rng: random.Random) -> Drawn | None:
-        """The next batch at policy `version`; None while fewer than `own` own groups are ready.
+        """The next batch at policy `version`; None while fewer own groups than the mixture's are
+        ready.
 
         External groups are drawn uniformly among those for which their authors have credit
         (`worth.py`), or among all if the mixture has no own groups. Own groups are drawn in the
-        order of their arrival. Where fewer than `external` are left, own groups take their places.
+        order of their arrival. Where fewer external groups are left, own groups take their places.
         """
         if not self.ready(version):
             return None
-        external = self._draw_external(rng)
-        wanted = self.mixture.size - len(external)
-        own = list(self._own.values())[:wanted]
-        for held in (*own, *external):
-            self._depart(held)
-        self._credit(len(own), external)
-        self._totals["local_drawn"] += len(own)
-        self._totals["external_drawn"] += len(external)
-        groups = [held.group for held in (*own, *external)]
-        again = self._draw_past(version, rng)
-        self._past.extend(held.group for held in own if held.group.informative)
-        return Drawn((*groups, *again), len(own), len(external))
+        external_entries = self._draw_external(rng)
+        local_count = self.mixture.size - len(external_entries)
+        local_entries = list(self._own.values())[:local_count]
+        for entry in (*local_entries, *external_entries):
+            self._depart(entry)
+        self._credit(len(local_entries), external_entries)
+        self._totals["local_drawn"] += len(local_entries)
+        self._totals["external_drawn"] += len(external_entries)
+        groups = [entry.group for entry in (*local_entries, *external_entries)]
+        replays = self._draw_past(version, rng)
+        self._past.extend(entry.group for entry in local_entries if entry.group.informative)
+        return Drawn((*groups, *replays), len(local_entries), len(external_entries))
 
     def expire(self, version: int) -> None:
         """Drop the groups that are too stale to be drawn at policy `version`."""
@@ -223,20 +224,20 @@ class ReplayBuffer:
             return  # callers that wait for a slot call it often
         self._expired_at = version
         settings = self.settings
-        stale = [
+        stale_entries = [
             h for h in self._own.values() if version - h.oldest_version > settings.max_staleness
         ]
-        stale += [
+        stale_entries += [
             h for h in self._external.values() if version - h.group.arrived > settings.max_age
         ]
-        for held in stale:
-            self._depart(held)
-        self._totals["expired"] += len(stale)
+        for entry in stale_entries:
+            self._depart(entry)
+        self._totals["expired"] += len(stale_entries)
 
     def forget(self, author: str) -> None:
         """Drop the external groups of an author that is no member any more."""
-        for held in [h for h in self._external.values() if h.group.author == author]:
-            self._evict(held)
+        for entry in [h for h in self._external.values() if h.group.author == author]:
+            self._evict(entry)
 
     def quota(self, author: str) -> int:
         """Most external groups held of `author`."""
@@ -252,9 +253,9 @@ class ReplayBuffer:
 
     def collect_departed(self) -> list[bytes]:
         """Ids of the groups that left since this was last asked: used up, expired or displaced."""
-        departed = list(self._uncollected)
+        group_ids = list(self._uncollected)
         self._uncollected.clear()
-        return departed
+        return group_ids
 
     def stats(self) -> ReplayStats:
         """A snapshot."""
@@ -276,59 +277,59 @@ class ReplayBuffer:
     def _draw_external(self, rng: random.Random) -> list[_Held]:
         """Draw among the groups for which their authors have credit."""
         by_author: dict[str, list[_Held]] = {}
-        for held in self._external.values():
-            by_author.setdefault(held.group.author, []).append(held)
-        offered: list[_Held] = []
+        for entry in self._external.values():
+            by_author.setdefault(entry.group.author, []).append(entry)
+        candidates: list[_Held] = []
         for author, groups in by_author.items():
             if author not in self._credits:
                 self._credits[author] = max(1.0, self.mixture.own)
-            most = int(self._credits[author]) if self.mixture.own else len(groups)
-            offered += groups if len(groups) <= most else rng.sample(groups, most)
-        drawn = rng.sample(offered, min(self.mixture.external, len(offered)))
-        self.left = len(offered) - len(drawn)
-        return drawn
+            limit = int(self._credits[author]) if self.mixture.own else len(groups)
+            candidates += groups if len(groups) <= limit else rng.sample(groups, limit)
+        selection = rng.sample(candidates, min(self.mixture.external, len(candidates)))
+        self.left = len(candidates) - len(selection)
+        return selection
 
     def _draw_past(self, version: int, rng: random.Random) -> list[VerifiedGroup]:
         """Draw among the own groups that were drawn before."""
         # A trainer that restarted has an older version than groups of before.
         ages = range(self.settings.max_age + 1)
-        past = [each for each in self._past if version - each.group.oldest_version in ages]
-        chosen = rng.sample(past, min(self.settings.past, len(past)))
-        return [replace(group, provenance=Provenance.KIN) for group in chosen]
+        past = [group for group in self._past if version - group.group.oldest_version in ages]
+        selection = rng.sample(past, min(self.settings.past, len(past)))
+        return [replace(group, provenance=Provenance.KIN) for group in selection]
 
-    def _credit(self, own: int, drawn: Sequence[_Held]) -> None:
+    def _credit(self, local_count: int, entries: Sequence[_Held]) -> None:
         """Credit each author with its share of the own groups' places, or of an equal part of the
         external places if that is more. Subtract the places that it took."""
-        places = max(own, self.mixture.external / max(1, len(self._credits)))
-        had = Counter(held.group.author for held in drawn)
+        places = max(local_count, self.mixture.external / max(1, len(self._credits)))
+        had = Counter(entry.group.author for entry in entries)
         for author, credit in list(self._credits.items()):
             left = credit + self.worth.share(author) * places - had[author]
             self._credits[author] = max(0.0, min(left, float(self.mixture.size)))
 
-    def _admit(self, held: _Held, version: int) -> Rejected | None:
-        group = held.group
+    def _admit(self, entry: _Held, version: int) -> Rejected | None:
+        group = entry.group
         if group.id in self._own or group.id in self._external or group.id in self._departed:
             return Rejected("duplicate", "this group was here before")
         if group.provenance is Provenance.OWN:
-            return self._admit_own(held, version)
-        return self._admit_external(held, version)
+            return self._admit_own(entry, version)
+        return self._admit_external(entry, version)
 
-    def _admit_own(self, held: _Held, version: int) -> Rejected | None:
-        behind = version - held.oldest_version
-        if behind > self.settings.max_staleness:
-            return Rejected("stale", f"{behind} versions behind")
+    def _admit_own(self, entry: _Held, version: int) -> Rejected | None:
+        staleness = version - entry.oldest_version
+        if staleness > self.settings.max_staleness:
+            return Rejected("stale", f"{staleness} versions behind")
         self._totals["local_admitted"] += 1
-        if not self.keeps(held.group):
-            self._remember(held.group.id)
+        if not self.keeps(entry.group):
+            self._remember(entry.group.id)
             return None
-        self._totals["local_mixed_rewards"] += held.group.informative
+        self._totals["local_mixed_rewards"] += entry.group.informative
         if len(self._own) >= self.settings.capacity_own:
-            self._evict(min(self._own.values(), key=lambda other: other.oldest_version))
-        self._own[held.group.id] = held
+            self._evict(min(self._own.values(), key=lambda candidate: candidate.oldest_version))
+        self._own[entry.group.id] = entry
         return None
 
-    def _admit_external(self, held: _Held, version: int) -> Rejected | None:
-        settings, group = self.settings, held.group
+    def _admit_external(self, entry: _Held, version: int) -> Rejected | None:
+        settings, group = self.settings, entry.group
         if not group.informative:
             return Rejected("zero_advantage", "all rewards are equal")
         age = version - group.arrived
@@ -337,37 +338,37 @@ class ReplayBuffer:
         if settings.external == 0:
             return Rejected("capacity", "no external groups are wanted")
         holdings = self._holdings
-        refused = None
+        rejection = None
         if holdings[group.author] >= self.quota(group.author):
-            refused = self._displace(group, group.author, "quota")
+            rejection = self._displace(group, group.author, "quota")
         elif len(self._external) >= settings.capacity_external:
-            largest = max(holdings, key=lambda author: (holdings[author], author))
-            refused = self._displace(group, largest, "capacity")
-        if refused is not None:
-            return refused
-        self._external[group.id] = held
+            top_author = max(holdings, key=lambda author: (holdings[author], author))
+            rejection = self._displace(group, top_author, "capacity")
+        if rejection is not None:
+            return rejection
+        self._external[group.id] = entry
         holdings[group.author] += 1
         self._totals["external_admitted"] += 1
         return None
 
     def _displace(self, group: VerifiedGroup, author: str, reason: str) -> Rejected | None:
         """Evict the oldest group of `author` for `group`, or refuse `group`."""
-        oldest = min(
-            (held for held in self._external.values() if held.group.author == author),
-            key=lambda held: held.group.arrived,
+        oldest_entry = min(
+            (entry for entry in self._external.values() if entry.group.author == author),
+            key=lambda entry: entry.group.arrived,
         )
-        if group.arrived <= oldest.group.arrived:
+        if group.arrived <= oldest_entry.group.arrived:
             return Rejected(reason, "the groups held are as young")
-        self._evict(oldest)
+        self._evict(oldest_entry)
         return None
 
-    def _evict(self, held: _Held) -> None:
-        self._depart(held)
+    def _evict(self, entry: _Held) -> None:
+        self._depart(entry)
         self._totals["evicted"] += 1
 
-    def _depart(self, held: _Held) -> None:
-        identifier, author = held.group.id, held.group.author
-        if held.group.provenance is Provenance.OWN:
+    def _depart(self, entry: _Held) -> None:
+        identifier, author = entry.group.id, entry.group.author
+        if entry.group.provenance is Provenance.OWN:
             del self._own[identifier]
         else:
             del self._external[identifier]

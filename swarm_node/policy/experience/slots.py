@@ -37,41 +37,44 @@ OVER_PROVISION = 1.5
 _NEWEST = 0.25
 
 
-def smallest_batch(own: int, batch: int, max_staleness: int, most: int) -> int:
-    """Available slots that a sampling batch of at most `most` groups waits for: as many as an
-    update takes, `own` of its `batch` groups.
+def smallest_batch(local_count: int, batch: int, max_staleness: int, max_groups: int) -> int:
+    """Available slots that a sampling batch of at most `max_groups` groups waits for: as many as an
+    update takes, `local_count` of its `batch` groups.
 
     Where a sampling batch may be larger than a training batch, it waits for up to twice as
     many, because a larger batch costs the sampler less per answer. With a `max_staleness` the slots
     suffice for this number while an update still lacks a group; otherwise both loops would wait.
     Without one, `Slots.sampling_batch` waits for no more than the update lacks.
     """
-    larger = most > batch and max_staleness > 1
-    return min(most, 2 * own) if larger else own
+    is_larger = max_groups > batch and max_staleness > 1
+    return min(max_groups, 2 * local_count) if is_larger else local_count
 
 
-def provision(target: int, over: float, waiting: int) -> int:
-    """Return the number of new groups to begin. With the `waiting` interrupted ones, `over` times
-    `target` groups are then sampled. `over` counts as 1 at least."""
-    return max(0, math.ceil(target * max(over, 1.0)) - waiting)
+def provision(target: int, factor: float, waiting: int) -> int:
+    """Return the number of new groups to begin. With the `waiting` interrupted ones, `factor` times
+    `target` groups are then sampled. `factor` counts as 1 at least."""
+    return max(0, math.ceil(target * max(factor, 1.0)) - waiting)
 
 
-def most_at_once(own: int, batch: int, max_staleness: int, most: int) -> int:
+def most_at_once(local_count: int, batch: int, max_staleness: int, max_groups: int) -> int:
     """The most own groups that are ever under way: those that may begin while none is held. An
-    update takes `own` of its `batch` groups, and the last updates took no more of peers than that
-    leaves."""
-    staleness = (max_staleness + 1) * max(own, 1)
-    return min(staleness, max(2 * batch, own + smallest_batch(own, batch, max_staleness, most)))
+    update takes `local_count` of its `batch` groups, and the last updates took no more of peers
+    than that leaves."""
+    staleness = (max_staleness + 1) * max(local_count, 1)
+    return min(
+        staleness,
+        max(2 * batch, local_count + smallest_batch(local_count, batch, max_staleness, max_groups)),
+    )
 
 
 class Slots:
     """The slots of one node. The replay buffer counts the groups that are ready; the groups being
     sampled and trained on are counted here."""
 
-    def __init__(self, buffer: ReplayBuffer, most: int) -> None:
-        """A sampling batch completes at most `most` groups."""
+    def __init__(self, buffer: ReplayBuffer, max_groups: int) -> None:
+        """A sampling batch completes at most `max_groups` groups."""
         self._buffer = buffer
-        self._most = most
+        self._most = max_groups
         self._sampling = 0
         self._training = 0
         self._taken = float(buffer.mixture.size)
@@ -114,12 +117,12 @@ class Slots:
 
         The next batch resumes the interrupted groups, so their slots count as available to it.
         """
-        available, least = max(0, self._not_ready(version)), self.smallest_batch
-        lacking = self._buffer.mixture.own - self._buffer.held_own()
-        if not self._training and lacking > 0:
+        available, minimum = max(0, self._not_ready(version)), self.smallest_batch
+        shortfall = self._buffer.mixture.own - self._buffer.held_own()
+        if not self._training and shortfall > 0:
             # With no lag, what is ready leaves no more slots than the update still lacks.
-            least = min(least, lacking)
-        return min(available, self._most) if available >= least else 0
+            minimum = min(minimum, shortfall)
+        return min(available, self._most) if available >= minimum else 0
 
     @property
     def smallest_batch(self) -> int:

@@ -33,14 +33,14 @@ class Worth:
         self._authors: Recent[str, tuple[float, float]] = Recent(MOST_AUTHORS)
         self._families: dict[str, float] = {}
 
-    def note_own(self, family: str, learnt: float) -> None:
+    def note_own(self, family: str, gain: float) -> None:
         """Take in what an update learnt from an own group that has a gradient."""
-        self._own = _added(self._own, learnt * self._rarity(family))
+        self._own = _added(self._own, gain * self._rarity(family))
 
-    def note(self, author: str, family: str, learnt: float) -> None:
+    def note(self, author: str, family: str, gain: float) -> None:
         """Take in what an update learnt from a peer's group."""
-        known = self._authors.get(author, (0.0, 0.0))
-        self._authors[author] = _added(known, learnt * self._rarity(family))
+        tally = self._authors.get(author, (0.0, 0.0))
+        self._authors[author] = _added(tally, gain * self._rarity(family))
 
     def share(self, author: str) -> float:
         """Places that `author` may have for each place of an own group, in [0, 1]. It is 1 while
@@ -48,10 +48,10 @@ class Worth:
         count, total = self._own
         if total <= 0.0:
             return 1.0
-        own = total / count
+        local_mean = total / count
         count, total = self._authors.get(author, (0.0, 0.0))
-        taught = (total / own + _CREDIT) / (count + _CREDIT)
-        return min(1.0, taught) ** _POWER
+        ratio = (total / local_mean + _CREDIT) / (count + _CREDIT)
+        return min(1.0, ratio) ** _POWER
 
     def _rarity(self, family: str) -> float:
         """Count a group of `family`. Return 1 if no more than the mean number of groups were of it
@@ -62,6 +62,6 @@ class Worth:
         return min(1.0, mean / self._families[family])
 
 
-def _added(known: tuple[float, float], learnt: float) -> tuple[float, float]:
-    count, total = known
-    return count * _AUTHOR_KEPT + 1.0, total * _AUTHOR_KEPT + learnt
+def _added(tally: tuple[float, float], gain: float) -> tuple[float, float]:
+    count, total = tally
+    return count * _AUTHOR_KEPT + 1.0, total * _AUTHOR_KEPT + gain

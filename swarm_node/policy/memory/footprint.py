@@ -122,12 +122,12 @@ class Footprint:
             "other": self.workspace + self.published + self.reserve,
         }
 
-    def total(self, *, asleep: bool = False) -> int:
-        """The peak; `asleep` if the sampler frees its memory while the trainer works."""
-        held = self.trainer_weights + self.optimizer + self.published + self.reserve
-        if asleep:
-            return held + max(self.sampler, self.activations)
-        return held + self.sampler + self.activations
+    def total(self, *, is_asleep: bool = False) -> int:
+        """The peak; `is_asleep` if the sampler frees its memory while the trainer works."""
+        fixed_bytes = self.trainer_weights + self.optimizer + self.published + self.reserve
+        if is_asleep:
+            return fixed_bytes + max(self.sampler, self.activations)
+        return fixed_bytes + self.sampler + self.activations
 
 
 def footprint(
@@ -149,32 +149,32 @@ def footprint(
     with `one_base`, the sampler shares the trainer's frozen weights. With `vllm`, vLLM samples and
     not the built-in sampler. An engine is spread over `cards` GPUs: weights, keys and values."""
     width, context = _size(training.dtype), context_tokens(model, max_new_tokens, prompt_tokens)
-    trained = _trained_count(model, training.lora_rank)
+    trained_count = _trained_count(model, training.lora_rank)
     base = frozen_bytes(model, training)
-    adapters = width * trained if training.lora_rank else 0
-    sampled = adapters + (0 if training.lora_rank and one_base else -(-base // cards))
+    adapters = width * trained_count if training.lora_rank else 0
+    sampler_bytes = adapters + (0 if training.lora_rank and one_base else -(-base // cards))
     # A matrix of four bits is dequantized for its product.
-    again = width * 2 * model.intermediate_size * model.hidden_size if training.nf4 else 0
-    held = -(-trained // training.shards)
+    matrix_bytes = width * 2 * model.intermediate_size * model.hidden_size if training.nf4 else 0
+    shard_count = -(-trained_count // training.shards)
     moments = _moment_bytes(model, training.lora_rank, eight_bit=training.eight_bit)
-    activations = activation_bytes(model, training, longest_row=context) + again
+    activations = activation_bytes(model, training, longest_row=context) + matrix_bytes
     if vllm:
         graphs = vllm_graph_bytes(model, rows, training.lora_rank)
     else:
         graphs = built_in_graph_bytes(model, rows, width)
     reserve = 2 * CONTEXT + graphs
     reserve += _NCCL * ((training.processes > 1) + (cards > 1))
-    kept = activations * _KEPT[width] // 100 if device == "cpu" else 0
+    heap_bytes = activations * _KEPT[width] // 100 if device == "cpu" else 0
     # Without vLLM the cache of a CPU grows with each batch: nothing is kept for longer ones.
-    grows = device == "cpu" and not vllm
-    slots = rows * context if grows else kv_slots(model, rows, max_new_tokens, context)
+    cache_grows = device == "cpu" and not vllm
+    slots = rows * context if cache_grows else kv_slots(model, rows, max_new_tokens, context)
     return Footprint(
-        sampler_weights=sampled,
-        trainer_weights=4 * held + (base if training.lora_rank else 0),
-        optimizer=_GRADIENT * held + -(-moments // training.shards),
+        sampler_weights=sampler_bytes,
+        trainer_weights=4 * shard_count + (base if training.lora_rank else 0),
+        optimizer=_GRADIENT * shard_count + -(-moments // training.shards),
         kv=-(-2 * model.num_hidden_layers * model.key_value_size * width * slots // cards),
-        activations=activations + kept,
-        workspace=_workspace(model, rows, context, width) + again,
+        activations=activations + heap_bytes,
+        workspace=_workspace(model, rows, context, width) + matrix_bytes,
         published=(adapters or base) if device == "cpu" else 0,
         reserve=reserve if device == "cuda" else PROCESSES,
     )
@@ -240,19 +240,23 @@ def frozen_bytes(model: ModelConfig, training: TrainingMethod) -> int:
     """Bytes of a base in the type of matrix products. With `nf4`, a weight of a projection has half
     a byte, and 64 of them a float32 (arXiv 2305.14314)."""
     width, h, i = _size(training.dtype), model.hidden_size, model.intermediate_size
-    quantized = 0
+    quantized_count = 0
     if training.nf4:
         layer = h * (2 * model.query_size + 2 * model.key_value_size + 3 * i)
-        quantized = model.num_hidden_layers * layer
-    return width * (model.weight_count - quantized) + quantized // 2 + quantized // 16
+        quantized_count = model.num_hidden_layers * layer
+    return (
+        width * (model.weight_count - quantized_count)
+        + quantized_count // 2
+        + quantized_count // 16
+    )
 
 
-def tokens_of_prompt(longest: int) -> int:
-    """Tokens of a prompt of `longest` UTF-8 bytes with its chat template; 0 bytes stand for a
+def tokens_of_prompt(prompt_bytes: int) -> int:
+    """Tokens of a prompt of `prompt_bytes` UTF-8 bytes with its chat template; 0 bytes stand for a
     length that nobody knows. An estimate: a plan is made before there is a tokenizer."""
-    if not longest:
+    if not prompt_bytes:
         return PROMPT_TOKENS
-    return min(_PROMPT_ROOM, _TEMPLATE_TOKENS + -(-longest // _TOKEN_BYTES))
+    return min(_PROMPT_ROOM, _TEMPLATE_TOKENS + -(-prompt_bytes // _TOKEN_BYTES))
 
 
 def group_tokens(prompt: int, answer: int, answers: int) -> int:
@@ -261,14 +265,16 @@ def group_tokens(prompt: int, answer: int, answers: int) -> int:
 
     def sequence(count: int) -> int:
         """Tokens of one sequence of so many answers, or of as many sequences."""
-        together, apart = prompt + count * answer, count * (prompt + answer)
-        return together if together <= WORTHWHILE * apart else apart
+        shared_tokens, split_tokens = prompt + count * answer, count * (prompt + answer)
+        return shared_tokens if shared_tokens <= WORTHWHILE * split_tokens else split_tokens
 
-    most = max(1, (MOST_SHARED_TOKENS - prompt) // answer)
-    while most > 1 and most * (prompt + answer) > MOST_KEYS * (prompt + most * answer):
-        most -= 1
-    full, left = divmod(answers, most)
-    return full * sequence(most) + (sequence(left) if left else 0)
+    max_answers = max(1, (MOST_SHARED_TOKENS - prompt) // answer)
+    while max_answers > 1 and max_answers * (prompt + answer) > MOST_KEYS * (
+        prompt + max_answers * answer
+    ):
+        max_answers -= 1
+    full, left = divmod(answers, max_answers)
+    return full * sequence(max_answers) + (sequence(left) if left else 0)
 
 
 def context_tokens(
@@ -298,23 +304,28 @@ def activation_bytes(model: ModelConfig, training: TrainingMethod, *, longest_ro
     layer = tokens * _layer_bytes(model, training)
     # With checkpointing only the inputs of layers are kept, and one layer is recomputed at a time
     # (arXiv 1604.06174).
-    again = layer if training.checkpointing else 0
+    recompute_bytes = layer if training.checkpointing else 0
     # What goes from layer to layer is float32 beside weights in float16.
-    passed = 4 if training.dtype == "float16" else width
-    kept = model.num_hidden_layers * (tokens * h * passed if training.checkpointing else layer)
+    residual_width = 4 if training.dtype == "float16" else width
+    saved_bytes = model.num_hidden_layers * (
+        tokens * h * residual_width if training.checkpointing else layer
+    )
     # A micro-batch's gradient of the embedding, before it is added to the sum.
     embedding = 0 if training.lora_rank else h * model.vocab_size * _gradient_bytes(training)
     logits = logit_elements(model, training, longest_row=longest_row)
     logits = max(model.vocab_size, min(logits, tokens * model.vocab_size))
-    working = 4 * 4 * (model.intermediate_size + h) * tokens
+    workspace = 4 * 4 * (model.intermediate_size + h) * tokens
     return _copied_weights(model, training) + max(
         # The peak is in the head, where no memory is freed yet,
-        kept + 4 * 4 * h * tokens + _head_bytes(model, training, logits) + embedding,
+        saved_bytes + 4 * 4 * h * tokens + _head_bytes(model, training, logits) + embedding,
         # in the last layer, the first of the backward pass,
-        kept + again + working + _matrix_gradient(model, training) + embedding,
+        saved_bytes + recompute_bytes + workspace + _matrix_gradient(model, training) + embedding,
         # or at the end, where a tied embedding gets its second gradient; parts of gradients are
         # added up in float32.
-        layer + working + 2 * embedding + (4 * h * model.vocab_size if training.shards > 1 else 0),
+        layer
+        + workspace
+        + 2 * embedding
+        + (4 * h * model.vocab_size if training.shards > 1 else 0),
     )
 
 
@@ -326,8 +337,8 @@ def _copied_weights(model: ModelConfig, training: TrainingMethod) -> int:
     gradient in float32 on its way."""
     width = _size(training.dtype)
     if training.shards == 1:
-        trained = adapter_count(model, training.lora_rank) or model.weight_count
-        return 2 * trained if width < 4 else 0
+        trained_count = adapter_count(model, training.lora_rank) or model.weight_count
+        return 2 * trained_count if width < 4 else 0
     tables = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
     layer = (model.weight_count - tables) // model.num_hidden_layers
     return width * tables + (4 * width + 4) * layer
@@ -384,15 +395,15 @@ def _layer_bytes(model: ModelConfig, training: TrainingMethod) -> int:
     )
     width = _size(training.dtype)
     norms = 4 * 2 * h
-    given = h + q + h + i
-    copied = SHARED_KEYS * 2 * (q if training.repeats_heads else k)
-    kept = width * ((q + 2 * k) + (q + k) + copied + 3 * i + given)
-    kept += 4 * model.num_attention_heads
+    inputs = h + q + h + i
+    copies = SHARED_KEYS * 2 * (q if training.repeats_heads else k)
+    saved_bytes = width * ((q + 2 * k) + (q + k) + copies + 3 * i + inputs)
+    saved_bytes += 4 * model.num_attention_heads
     if model.family.head_norms:
-        kept += (4 + (0 if training.lora_rank else width)) * (q + k)
+        saved_bytes += (4 + (0 if training.lora_rank else width)) * (q + k)
     if training.lora_rank:
-        return norms + kept + width * 7 * training.lora_rank
-    return 2 * norms + kept
+        return norms + saved_bytes + width * 7 * training.lora_rank
+    return 2 * norms + saved_bytes
 
 
 def _workspace(model: ModelConfig, rows: int, context: int, width: int) -> int:

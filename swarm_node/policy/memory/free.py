@@ -42,37 +42,39 @@ def needed_memory(
         one_base=one_base,
     )
     # Code and libraries, of which this process has loaded its own, are left to the plan.
-    needed = parts.resident - parts.reserve
+    required_bytes = parts.resident - parts.reserve
     # Of trained weights each process reads its part; a frozen base is whole in each.
     if lora_rank:
-        needed += (2 if placement.half else 4) * config.weight_count * (trainer_processes - 1)
+        required_bytes += (
+            (2 if placement.half else 4) * config.weight_count * (trainer_processes - 1)
+        )
         # Without the memory for a copy of all weights, training waits for the write.
-        needed += checkpoint_bytes(config, lora_rank)
-    return needed
+        required_bytes += checkpoint_bytes(config, lora_rank)
+    return required_bytes
 
 
 def available_memory(cgroup: Path = _CGROUP) -> int:
     """Bytes that this process may still allocate, by the machine's free memory and by the limit of
     its control group (containers)."""
     free = int(psutil.virtual_memory().available)
-    limit, used = (_number(cgroup / name) for name in ("memory.max", "memory.current"))
-    if limit is not None and used is not None:
-        cached = _statistic(cgroup / "memory.stat", "inactive_file")
-        free = min(free, max(limit - used + cached, 0))
+    limit, usage = (_number(cgroup / name) for name in ("memory.max", "memory.current"))
+    if limit is not None and usage is not None:
+        page_cache = _statistic(cgroup / "memory.stat", "inactive_file")
+        free = min(free, max(limit - usage + page_cache, 0))
     return free
 
 
 def free_disk(path: Path) -> int:
     """Bytes of `path`'s disk that this user may still write; `path` need not exist yet."""
-    there = next(place for place in (path, *path.absolute().parents) if place.exists())
-    return shutil.disk_usage(there).free
+    ancestor = next(place for place in (path, *path.absolute().parents) if place.exists())
+    return shutil.disk_usage(ancestor).free
 
 
 def checkpoint_room(checkpoints: Path) -> int:
     """Bytes that checkpoints in this directory may take: the stored ones and the free space
     together."""
-    taken = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file())
-    return taken + free_disk(checkpoints)
+    stored_bytes = sum(file.stat().st_size for file in checkpoints.rglob("*") if file.is_file())
+    return stored_bytes + free_disk(checkpoints)
 
 
 def _number(path: Path) -> int | None:
@@ -94,9 +96,9 @@ def _statistic(path: Path, name: str) -> int:
 def memory_in_use() -> int:
     """Memory of this process and its descendants in bytes. Shared pages count once (PSS) on Linux,
     for processes that it may read."""
-    own = psutil.Process()
+    parent = psutil.Process()
     total = 0
-    for process in (own, *own.children(recursive=True)):
+    for process in (parent, *parent.children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             try:
                 total += int(getattr(process.memory_full_info(), "pss", 0))

@@ -146,11 +146,11 @@ class Plan:
     @property
     def total(self) -> int:
         """Bytes at the peak, without the spare share."""
-        return self.parts.total(asleep=self.sharing == "sleep")
+        return self.parts.total(is_asleep=self.sharing == "sleep")
 
-    def fits(self, more: int = 0) -> bool:
-        """Check that the plan, and `more` bytes beside it, fit the GPU."""
-        return self.total + more <= self.vram * (1 - SPARE)
+    def fits(self, extra_bytes: int = 0) -> bool:
+        """Check that the plan, and `extra_bytes` bytes beside it, fit the GPU."""
+        return self.total + extra_bytes <= self.vram * (1 - SPARE)
 
     @property
     def engine(self) -> EngineShare:
@@ -175,17 +175,15 @@ class Plan:
     def described(self) -> str:
         """The settings in one line."""
         training = self.training
-        what = f"LoRA of rank {training.lora_rank}" if training.lora_rank else "full fine-tuning"
-        what += " on a 4-bit base (nf4)" * training.nf4
-        what += f" in {training.dtype}" * (training.dtype != "float32")
-        kept = ", activations recomputed" if training.checkpointing else ""
-        several = f" by {training.processes} processes" * (training.processes > 1)
-        asleep = f", sampler asleep meanwhile (level {self.sleep_level})" * (
-            self.sharing == "sleep"
-        )
+        kind = f"LoRA of rank {training.lora_rank}" if training.lora_rank else "full fine-tuning"
+        kind += " on a 4-bit base (nf4)" * training.nf4
+        kind += f" in {training.dtype}" * (training.dtype != "float32")
+        recompute = ", activations recomputed" if training.checkpointing else ""
+        workers = f" by {training.processes} processes" * (training.processes > 1)
+        sleep = f", sampler asleep meanwhile (level {self.sleep_level})" * (self.sharing == "sleep")
         return (
-            f"{what}{several}{kept}, micro-batches of {training.micro_batch_tokens:,} tokens, "
-            f"{self.rows} concurrent sequences{asleep}"
+            f"{kind}{workers}{recompute}, micro-batches of {training.micro_batch_tokens:,} tokens, "
+            f"{self.rows} concurrent sequences{sleep}"
         )
 
 
@@ -208,7 +206,7 @@ def _ways(model: ModelConfig, job: Job) -> tuple[tuple[int, Plan], ...]:
 
 
 def _made(model: ModelConfig, job: Job) -> Iterator[Plan]:
-    longest = longest_tokens(model, job.longest)
+    max_model_len = longest_tokens(model, job.longest)
     cards = engine_cards(model, job.cards)
     sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)
     for nf4, rank in _frozen_and_ranks(job):
@@ -225,13 +223,14 @@ def _made(model: ModelConfig, job: Job) -> Iterator[Plan]:
                     cards=cards,
                     prompt_tokens=job.prompt_tokens,
                 )
-                yield Plan(0, training, sharing, rows, longest, parts, cards)
+                yield Plan(0, training, sharing, rows, max_model_len, parts, cards)
 
 
-def unplanned_ways(job: Job, *, small: bool = False) -> Iterator[TrainingMethod]:
-    """The ways to train in the order of their cost, where no GPU is planned for. On a model so
-    `small` that its operations take no time beside their calls, micro-batches are large ones."""
-    sizes = (_KEPT_TOKENS, _RECOMPUTED_TOKENS) if small else (_CPU_TOKENS, _CPU_TOKENS)
+def unplanned_ways(job: Job, *, is_small: bool = False) -> Iterator[TrainingMethod]:
+    """The ways to train in the order of their cost, where no GPU is planned for. On a model so so
+    small (`is_small`) that its operations take no time beside their calls, micro-batches are large
+    ones."""
+    sizes = (_KEPT_TOKENS, _RECOMPUTED_TOKENS) if is_small else (_CPU_TOKENS, _CPU_TOKENS)
     for nf4, rank in _frozen_and_ranks(job):
         yield from _ways_to_train(rank, job, nf4=nf4, sizes=sizes)
 

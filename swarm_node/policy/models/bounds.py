@@ -45,8 +45,8 @@ def check_directory(path: Path, config: ModelConfig) -> None:
         _check_weights(weight_files(path), config, path)
     template = chat_template(path)
     templates = template if isinstance(template, list) else [template]
-    for each in templates:
-        text = each.get("template") if isinstance(each, dict) else each
+    for entry in templates:
+        text = entry.get("template") if isinstance(entry, dict) else entry
         if isinstance(text, str):
             check_template(text)
 
@@ -88,7 +88,7 @@ def check_template(text: str) -> None:
         )
     program = Path(__file__).with_name("trial.py")
     try:
-        done = bounded_run([sys.executable, "-I", str(program), text], _TRIAL_SECONDS)
+        result = bounded_run([sys.executable, "-I", str(program), text], _TRIAL_SECONDS)
     except subprocess.SubprocessError as error:
         raise ModelError(
             f"the chat template could not be tried in {_TRIAL_SECONDS:g} s ({error})",
@@ -96,9 +96,9 @@ def check_template(text: str) -> None:
         ) from error
     except OSError as error:
         raise ModelError(f"the chat template cannot be tried: {reason_of(error)}") from error
-    if done.returncode:
-        why = done.stdout.decode("ascii", "replace").strip() or "it used up its processor time"
-        raise ModelError(f"the chat template is refused: {why}", "choose another model")
+    if result.returncode:
+        reason = result.stdout.decode("ascii", "replace").strip() or "it used up its processor time"
+        raise ModelError(f"the chat template is refused: {reason}", "choose another model")
 
 
 def _check_weights(files: list[Path], config: ModelConfig, path: Path) -> None:
@@ -108,15 +108,15 @@ def _check_weights(files: list[Path], config: ModelConfig, path: Path) -> None:
             "here",
             "choose another model",
         )
-    most = _TENSORS_PER_LAYER * config.num_hidden_layers + _TENSORS_OUTSIDE
+    max_tensors = _TENSORS_PER_LAYER * config.num_hidden_layers + _TENSORS_OUTSIDE
     tensors = size = 0
     for file in files:
         count, length = _counted(file)
         tensors, size = tensors + count, size + length
-        if tensors > most:
+        if tensors > max_tensors:
             raise ModelError(
                 f"{file} brings the tensors to {tensors}, a model of {config.num_hidden_layers} "
-                f"layers has {most} at most: they do not belong together"
+                f"layers has {max_tensors} at most: they do not belong together"
             )
     if size < _LEAST_WEIGHT_BYTES * config.weight_count:
         raise ModelError(
@@ -129,15 +129,15 @@ def _counted(file: Path) -> tuple[int, int]:
     """The number of tensors in a safetensors file, and its size."""
     try:
         size = file.stat().st_size
-        with file.open("rb") as opened:
-            head = opened.read(8)
+        with file.open("rb") as stream:
+            head = stream.read(8)
             (length,) = struct.unpack("<Q", head) if len(head) == 8 else (0,)
             if not 0 < length <= min(_MAX_HEADER_BYTES, size):
                 raise ModelError(
                     f"{file}: its header has {length} bytes, a safetensors file of this size has "
                     f"at most {min(_MAX_HEADER_BYTES, size)}: it is damaged, or no model's"
                 )
-            header = opened.read(length)
+            header = stream.read(length)
     except OSError as error:
         raise ModelError(f"cannot read {file}: {error.strerror}") from error
     return len(parse_json(header, f"the header of {file}").keys() - {"__metadata__"}), size

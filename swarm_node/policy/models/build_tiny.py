@@ -112,13 +112,15 @@ class Recipe:
     corpus: str = "answers"
 
     def __post_init__(self) -> None:
-        for name, value, known in (
+        for name, value, choices in (
             ("size", self.size, tuple(_SIZES)),
             ("tokenizer", self.tokenizer, _TOKENIZERS),
             ("corpus", self.corpus, _CORPORA),
         ):
-            if value not in known:
-                raise ConfigError(f"there is no {name} {value}", f"choose from {', '.join(known)}")
+            if value not in choices:
+                raise ConfigError(
+                    f"there is no {name} {value}", f"choose from {', '.join(choices)}"
+                )
         if self.steps < 1:
             raise ConfigError("a warm start takes 1 step or more")
 
@@ -138,8 +140,8 @@ def shipped_recipe(
     """
     base = SHIPPED_TALK if corpus == "dialogues" else replace(SHIPPED, corpus=corpus)
     noise = replace(base.noise, **{name: of for name, of in shares.items() if of is not None})
-    given: dict[str, Any] = {name: of for name, of in changes.items() if of is not None}
-    return replace(base, noise=noise, **given)
+    overrides: dict[str, Any] = {name: of for name, of in changes.items() if of is not None}
+    return replace(base, noise=noise, **overrides)
 
 
 class CorpusItem(NamedTuple):
@@ -168,8 +170,8 @@ def build_tiny(
     from safetensors.torch import save_file
 
     first = list(islice(corpus, _PHRASE_ITEMS))
-    mine = mine_phrases if recipe.tokenizer == "phrases" else mine_words
-    tokenizer = build_tokenizer(mine([*first, *_replies(first)]))
+    miner = mine_phrases if recipe.tokenizer == "phrases" else mine_words
+    tokenizer = build_tokenizer(miner([*first, *_replies(first)]))
     config = tiny_config(tokenizer.get_vocab_size(), recipe.size)
     model = CausalLM(config, generator=torch.Generator().manual_seed(recipe.seed))
     threads = torch.get_num_threads()
@@ -196,10 +198,10 @@ def build_tiny(
 
 def tiny_config(vocab_size: int, size: str = SHIPPED.size) -> ModelConfig:
     """The architecture of a size; the shipped one has 166 thousand weights at 284 tokens."""
-    hidden, intermediate, layers = _SIZES[size]
+    hidden_size, intermediate, layers = _SIZES[size]
     return ModelConfig(
         vocab_size=vocab_size,
-        hidden_size=hidden,
+        hidden_size=hidden_size,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=4,
@@ -219,15 +221,15 @@ def mine_phrases(items: Iterable[CorpusItem]) -> list[str]:
     for item in items:
         questions.setdefault(item.family, []).append(item.question)
     phrases: set[str] = set()
-    pending = [texts[:_PHRASE_QUESTIONS] for _, texts in sorted(questions.items())]
-    while pending:
-        texts = pending.pop()
-        shared = _longest_shared(texts)
-        if len(shared) < _MIN_PHRASE:
+    queue = [texts[:_PHRASE_QUESTIONS] for _, texts in sorted(questions.items())]
+    while queue:
+        texts = queue.pop()
+        substring = _longest_shared(texts)
+        if len(substring) < _MIN_PHRASE:
             continue
-        phrases.add(shared)
-        halves = [text.split(shared, 1) for text in texts]
-        pending += [[left for left, _ in halves], [right for _, right in halves]]
+        phrases.add(substring)
+        halves = [text.split(substring, 1) for text in texts]
+        queue += [[left for left, _ in halves], [right for _, right in halves]]
     return sorted(phrases, key=lambda phrase: (-len(phrase), phrase))
 
 
@@ -266,28 +268,28 @@ def noisy_corpus(
 
     A wrong answer is the right one of an earlier question of the same family, so that it teaches
     the family's form of answer but not its content."""
-    previous: dict[str, str] = {}
+    last_answers: dict[str, str] = {}
 
     def another(item: CorpusItem) -> str:
-        answer = previous.get(item.family, item.answer)
-        previous[item.family] = item.answer
+        answer = last_answers.get(item.family, item.answer)
+        last_answers[item.family] = item.answer
         return answer
 
     for item in items:
         yield item._replace(answer=spoilt(item.answer, partial(another, item), rng, noise))
 
 
-def spoilt(right: str, wrong: Callable[[], str], rng: random.Random, noise: Noise) -> str:
+def spoilt(right: str, wrong_answer: Callable[[], str], rng: random.Random, noise: Noise) -> str:
     """The `right` words, or, in the shares of `noise`, wrong or evasive ones or another ending."""
     draw = rng.random()
     if draw < noise.bare:
         return right
     if draw < noise.bare + noise.wrong:
-        return wrong()
+        return wrong_answer()
     if draw < noise.bare + noise.wrong + noise.evasive:
         return rng.choice(_EVASIONS)
-    plain = right.rstrip("".join(_ENDINGS))
-    return plain + rng.choice([each for each in _ENDINGS if each != right[len(plain) :]])
+    stem = right.rstrip("".join(_ENDINGS))
+    return stem + rng.choice([ending for ending in _ENDINGS if ending != right[len(stem) :]])
 
 
 def _replies(items: Iterable[CorpusItem]) -> Iterator[CorpusItem]:
@@ -298,26 +300,26 @@ def _replies(items: Iterable[CorpusItem]) -> Iterator[CorpusItem]:
 
 
 def _longest_shared(texts: list[str]) -> str:
-    shortest = min(texts, key=len)
-    best = ""
-    for start in range(len(shortest)):
-        end = start + len(best) + 1
-        while end <= len(shortest) and shortest[start:end].isascii():
-            if not all(shortest[start:end] in text for text in texts):
+    shortest_text = min(texts, key=len)
+    substring = ""
+    for start in range(len(shortest_text)):
+        end = start + len(substring) + 1
+        while end <= len(shortest_text) and shortest_text[start:end].isascii():
+            if not all(shortest_text[start:end] in text for text in texts):
                 break
-            best = shortest[start:end]
+            substring = shortest_text[start:end]
             end += 1
-    return best
+    return substring
 
 
 def _byte_symbols() -> list[int]:
     # GPT-2's printable stand-ins for the 256 bytes, which ByteLevel expects: printable bytes stand
     # for themselves, the others for the code points from 256 on, in order.
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    symbols, spare = [], 256
+    symbols, code_point = [], 256
     for byte in range(256):
-        symbols.append(byte if byte in printable else spare)
-        spare += byte not in printable
+        symbols.append(byte if byte in printable else code_point)
+        code_point += byte not in printable
     return symbols
 
 
@@ -327,22 +329,24 @@ def _sequences(
     """Pairs of token ids, and of True where the model is to say the token."""
     for item in items:
         ids: list[int] = []
-        said: list[bool] = []
+        loss_mask: list[bool] = []
         for place, text in enumerate((item.question, item.answer, *item.then)):
-            own, part = place % 2 == 1, encode(text, add_special_tokens=False).ids
-            part = [*part, EOS] if own else [BOS, *part, SEP]
+            is_answer, part = place % 2 == 1, encode(text, add_special_tokens=False).ids
+            part = [*part, EOS] if is_answer else [BOS, *part, SEP]
             ids += part
-            said += [own] * len(part)
-        yield ids, said
+            loss_mask += [is_answer] * len(part)
+        yield ids, loss_mask
 
 
 def _batch(rows: list[tuple[list[int], list[bool]]]) -> tuple[Tensor, Tensor]:
     """Right-padded ids i64[B, T], and bool[B, T] that is True at what the model is to say."""
     width = max(len(ids) for ids, _ in rows)
-    missing = [width - len(ids) for ids, _ in rows]
-    ids = torch.tensor([ids + [PAD] * n for (ids, _), n in zip(rows, missing, strict=True)])
-    said = torch.tensor([own + [False] * n for (_, own), n in zip(rows, missing, strict=True)])
-    return ids, said
+    pad_counts = [width - len(ids) for ids, _ in rows]
+    ids = torch.tensor([ids + [PAD] * n for (ids, _), n in zip(rows, pad_counts, strict=True)])
+    loss_mask = torch.tensor(
+        [mask + [False] * n for (_, mask), n in zip(rows, pad_counts, strict=True)]
+    )
+    return ids, loss_mask
 
 
 def _warm_start(

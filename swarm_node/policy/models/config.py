@@ -105,8 +105,11 @@ class ModelConfig:
         if self.transformers is not None:
             return self.transformers.weights
         qkv = self.query_size + 2 * self.key_value_size
-        small = qkv * self.family.qkv_bias + 2 * self.head_dim * self.family.head_norms
-        layer = self.hidden_size * (qkv + self.query_size + 3 * self.intermediate_size + 2) + small
+        vector_weights = qkv * self.family.qkv_bias + 2 * self.head_dim * self.family.head_norms
+        layer = (
+            self.hidden_size * (qkv + self.query_size + 3 * self.intermediate_size + 2)
+            + vector_weights
+        )
         tables = 1 if self.tie_word_embeddings else 2
         embeddings = tables * self.vocab_size * self.hidden_size
         return embeddings + self.num_hidden_layers * layer + self.hidden_size
@@ -185,16 +188,16 @@ class ModelConfig:
 
 
 def _checked(name: str, value: Any) -> Any:
-    want: type | tuple[type, ...] = int
+    value_type: type | tuple[type, ...] = int
     if name == "tie_word_embeddings":
-        want = bool
+        value_type = bool
     elif name == "model_type":
-        want = str
+        value_type = str
     elif name == "rope_scaling":
-        want = (RopeScaling, type(None))
+        value_type = (RopeScaling, type(None))
     elif name in ("rope_theta", "rms_norm_eps"):
-        want = (int, float)
-    if not isinstance(value, want) or (want is int and isinstance(value, bool)):
+        value_type = (int, float)
+    if not isinstance(value, value_type) or (value_type is int and isinstance(value, bool)):
         raise ModelError(f"config.json: {name} is {repr(value)[:_SHOWN]}")
     return value
 
@@ -215,9 +218,13 @@ def is_native(raw: dict[str, Any]) -> bool:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         return False
     layers = raw.get("layer_types")
-    plain = layers is None or (isinstance(layers, list) and set(map(str, layers)) <= _PLAIN_LAYERS)
-    usual = plain and raw.get("hidden_act", "silu") == "silu" and not _has_other_rope(raw)
-    return usual and not FAMILIES[model_type].unsupported(raw)
+    has_plain_layers = layers is None or (
+        isinstance(layers, list) and set(map(str, layers)) <= _PLAIN_LAYERS
+    )
+    is_usual = (
+        has_plain_layers and raw.get("hidden_act", "silu") == "silu" and not _has_other_rope(raw)
+    )
+    return is_usual and not FAMILIES[model_type].unsupported(raw)
 
 
 def _has_other_rope(raw: Mapping[str, Any]) -> bool:
@@ -247,9 +254,10 @@ def _refuse_unsupported(raw: dict[str, Any]) -> None:
 
 
 def _other_family(model_type: object) -> ModelError:
-    shown = repr(model_type)[:_SHOWN]
+    excerpt = repr(model_type)[:_SHOWN]
     return ModelError(
-        f"config.json: model_type {shown} is not supported", f"use a model of {', '.join(FAMILIES)}"
+        f"config.json: model_type {excerpt} is not supported",
+        f"use a model of {', '.join(FAMILIES)}",
     )
 
 
@@ -278,10 +286,10 @@ def parse_json(data: bytes, name: str) -> dict[str, Any]:
         ModelError: it exceeds a bound, or is no JSON object.
     """
     # Characters inside strings count too: the tokenizer of a Qwen3 has 0.6 million of the first.
-    values, nested = data.count(b","), data.count(b"[") + data.count(b"{")
-    if values > _MAX_JSON_VALUES or nested > _MAX_JSON_LISTS:
+    values, containers = data.count(b","), data.count(b"[") + data.count(b"{")
+    if values > _MAX_JSON_VALUES or containers > _MAX_JSON_LISTS:
         raise ModelError(
-            f"{name} has {values} values and {nested} lists and objects; at most "
+            f"{name} has {values} values and {containers} lists and objects; at most "
             f"{_MAX_JSON_VALUES} and {_MAX_JSON_LISTS} are read, which no model needs"
         )
     try:
@@ -312,9 +320,9 @@ def weight_files(path: Path) -> list[Path]:
         ModelError: there are none, or the index names a file outside the directory or of another
             kind.
     """
-    single = path / "model.safetensors"
-    if single.is_file():
-        return [single]
+    single_file = path / "model.safetensors"
+    if single_file.is_file():
+        return [single_file]
     index = path / "model.safetensors.index.json"
     if not index.is_file():
         raise ModelError(f"{path} holds no model.safetensors; only safetensors weights are read")
@@ -324,12 +332,12 @@ def weight_files(path: Path) -> list[Path]:
     shards = sorted({str(name) for name in names.values()})
     if any(Path(name).name != name for name in shards):
         raise ModelError(f"{index} names a file outside {path}")
-    if other := [name for name in shards if not name.endswith(".safetensors")]:
+    if strays := [name for name in shards if not name.endswith(".safetensors")]:
         raise ModelError(
-            f"{index} names {other[0][:_SHOWN]}: only safetensors weights are read, other files "
+            f"{index} names {strays[0][:_SHOWN]}: only safetensors weights are read, other files "
             "may hold code"
         )
     files = [path / name for name in shards]
-    if missing := [file for file in files if not file.is_file()]:  # a pipe is not waited for
-        raise ModelError(f"{index} names {missing[0].name}, which is no file in {path}")
+    if missing_files := [file for file in files if not file.is_file()]:  # a pipe is not waited for
+        raise ModelError(f"{index} names {missing_files[0].name}, which is no file in {path}")
     return files

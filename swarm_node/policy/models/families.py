@@ -35,15 +35,15 @@ class Family:
 
     def filled(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """`raw` with the values that transformers takes for what it leaves out."""
-        given = {name: value for name, value in raw.items() if value is not None}
-        return {**_COMMON, **self.defaults, **given}
+        entries = {name: value for name, value in raw.items() if value is not None}
+        return {**_COMMON, **self.defaults, **entries}
 
     def unsupported(self, raw: Mapping[str, Any]) -> list[str]:
         """The fields of `raw` that make another function of it, with their values."""
-        found = {name: raw.get(name, self.defaults.get(name)) for name in self.must_be}
+        entries = {name: raw.get(name, self.defaults.get(name)) for name in self.must_be}
         return [
             f"{name} {value!r}"
-            for name, value in found.items()
+            for name, value in entries.items()
             if value is not None and value != self.must_be[name]
         ]
 

@@ -91,9 +91,9 @@ class Download(NamedTuple):
         return f"downloading {self.model}: {self.files} files, {_amount(self.size)} to {self.cache}"
 
 
-def to_stderr(what: object) -> None:
+def to_stderr(message: object) -> None:
     """Tell the user of a download, or of another thing that takes long."""
-    print(what, file=sys.stderr, flush=True)
+    print(message, file=sys.stderr, flush=True)
 
 
 def hub_model(name: str) -> HubModel | None:
@@ -117,37 +117,37 @@ def origin(directory: Path) -> HubModel | None:
 def fetch(
     model: HubModel,
     admit: Callable[[ModelConfig], object],
-    told: Callable[[Download | ReadingConfig], object] = to_stderr,
+    notify: Callable[[Download | ReadingConfig], object] = to_stderr,
 ) -> Path:
     """The directory of a hub model's files: the cached ones if they are complete, or else the
     downloaded ones. After an interruption, files that were whole are not asked for again.
 
-    `admit` gets the architecture before the weights are downloaded, and raises to refuse it. `told`
-    gets what will be downloaded then, and that transformers reads a `config.json`.
+    `admit` gets the architecture before the weights are downloaded, and raises to refuse it.
+    `notify` gets what will be downloaded then, and that transformers reads a `config.json`.
 
     Raises:
         ModelError: the model is unknown, gated, unsupported or too large, there is no network, or
             the disk is full.
     """
-    cached = _cached(model)
-    if cached is not None:
-        admit(examined(cached, told))
-        return cached
-    listed = _listed(model)
-    if missing := [name for name in _REQUIRED if name not in {file.name for file in listed}]:
-        raise ModelError(f"{model} has no {missing[0]}", "choose a model of transformers")
-    if not any(file.name.endswith(".safetensors") for file in listed):
+    cached_path = _cached(model)
+    if cached_path is not None:
+        admit(examined(cached_path, notify))
+        return cached_path
+    files = _listed(model)
+    if missing_names := [name for name in _REQUIRED if name not in {file.name for file in files}]:
+        raise ModelError(f"{model} has no {missing_names[0]}", "choose a model of transformers")
+    if not any(file.name.endswith(".safetensors") for file in files):
         raise ModelError(
             f"{model} has no model.safetensors; other formats may hold code and are never loaded",
             "choose a revision with safetensors, or convert it yourself",
         )
-    _check_small(model, listed)
-    config = examined(_download(model, ["config.json"]), told)
-    _check_weights(model, listed, config)
+    _check_small(model, files)
+    config = examined(_download(model, ["config.json"]), notify)
+    _check_weights(model, files, config)
     admit(config)
-    told(_planned(model, listed))
+    notify(_planned(model, files))
     path = _download(model, _FILES)
-    _check_sizes(path, listed)
+    _check_sizes(path, files)
     return path
 
 
@@ -181,8 +181,8 @@ def _cached(model: HubModel) -> Path | None:
 
 def _listed(model: HubModel) -> list[_File]:
     """The files among `_FILES` that the hub has, with sizes."""
-    found = _asked(model, lambda: _snapshot(model, _FILES, dry_run=True))
-    files = [_File(item.filename, item.file_size or 0, item.is_cached) for item in found]
+    items = _asked(model, lambda: _snapshot(model, _FILES, dry_run=True))
+    files = [_File(item.filename, item.file_size or 0, item.is_cached) for item in items]
     return [file for file in files if "/" not in file.name]
 
 
@@ -197,7 +197,7 @@ def _snapshot(model: HubModel, patterns: Sequence[str], **options: Any) -> Any:
 
     if not sys.stderr.isatty():
         disable_progress_bars()
-    found = snapshot_download(
+    result = snapshot_download(
         model.repo,
         revision=model.revision,
         allow_patterns=list(patterns),
@@ -205,7 +205,7 @@ def _snapshot(model: HubModel, patterns: Sequence[str], **options: Any) -> Any:
         ignore_patterns=["*/*"],
         **options,
     )
-    return Path(found) if isinstance(found, str) else found
+    return Path(result) if isinstance(result, str) else result
 
 
 def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
@@ -213,14 +213,14 @@ def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
     from httpx2 import HTTPError
     from huggingface_hub import constants, errors
 
-    elsewhere = (
+    alternative = (
         "download it where there is a network and give its directory (`--model DIRECTORY`), or "
         "name a mirror in HF_ENDPOINT; `--model tiny` needs no download"
     )
     if constants.HF_HUB_OFFLINE:
         raise ModelError(
             f"{model} is not in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids "
-            f"fetching it: unset that, or {elsewhere}"
+            f"fetching it: unset that, or {alternative}"
         )
     try:
         return call()
@@ -228,20 +228,20 @@ def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
     except (OSError, HTTPError, errors.HFValidationError, RuntimeError) as error:
         cause = _cause(error)
         if isinstance(cause, errors.GatedRepoError):
-            what = f"{model} is gated: accept its terms on the hub and put a token in HF_TOKEN"
+            message = f"{model} is gated: accept its terms on the hub and put a token in HF_TOKEN"
         elif isinstance(cause, errors.RepositoryNotFoundError):
-            what = (
+            message = (
                 f"the hub has no model {model.repo} (or a private one: set HF_TOKEN); known short "
                 f"names: tiny, {', '.join(ALIASES)}"
             )
         elif isinstance(cause, errors.RevisionNotFoundError):
-            what = f"{model.repo} has no revision {model.revision!r}: choose another after the @"
+            message = f"{model.repo} has no revision {model.revision!r}: choose another after the @"
         else:
-            what = (
+            message = (
                 f"{model} cannot be fetched from {constants.ENDPOINT} ({_first_line(cause)}): try "
-                f"again, which keeps the files that are whole; or {elsewhere}"
+                f"again, which keeps the files that are whole; or {alternative}"
             )
-        raise ModelError(what) from error
+        raise ModelError(message) from error
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -249,17 +249,17 @@ def _cause(error: BaseException) -> BaseException:
     another."""
     from huggingface_hub import errors
 
-    named = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
-    behind = error.__cause__ or error
-    return error if isinstance(error, named) else behind
+    error_types = (errors.RepositoryNotFoundError, errors.RevisionNotFoundError)
+    cause = error.__cause__ or error
+    return error if isinstance(error, error_types) else cause
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
-def _check_small(model: HubModel, listed: Sequence[_File]) -> None:
-    for file in listed:
+def _check_small(model: HubModel, files: Sequence[_File]) -> None:
+    for file in files:
         if not file.name.endswith(".safetensors") and file.size > MAX_JSON_BYTES:
             raise ModelError(
                 f"{model}: {file.name} is {_amount(file.size)}, at most "
@@ -268,37 +268,37 @@ def _check_small(model: HubModel, listed: Sequence[_File]) -> None:
             )
 
 
-def _check_weights(model: HubModel, listed: Sequence[_File], config: ModelConfig) -> None:
-    most = _SPARE_BYTES + _MAX_WEIGHT_BYTES * (
+def _check_weights(model: HubModel, files: Sequence[_File], config: ModelConfig) -> None:
+    cap = _SPARE_BYTES + _MAX_WEIGHT_BYTES * (
         config.weight_count + config.vocab_size * config.hidden_size
     )
-    size = sum(file.size for file in listed if file.name.endswith(".safetensors"))
-    if size > most:
+    size = sum(file.size for file in files if file.name.endswith(".safetensors"))
+    if size > cap:
         raise ModelError(
-            f"{model} has {_amount(size)} of weights, its config.json describes {_amount(most)} at "
+            f"{model} has {_amount(size)} of weights, its config.json describes {_amount(cap)} at "
             "most, so they do not belong together",
             "choose another model or revision",
         )
 
 
-def _planned(model: HubModel, listed: Sequence[_File]) -> Download:
+def _planned(model: HubModel, files: Sequence[_File]) -> Download:
     from huggingface_hub import constants
 
-    missing = [file.size for file in listed if not file.cached]
-    needed = sum(missing)
+    missing_sizes = [file.size for file in files if not file.cached]
+    need = sum(missing_sizes)
     cache = Path(constants.HF_HUB_CACHE)
     cache.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(cache).free
-    if needed > free:
+    if need > free:
         raise ModelError(
-            f"{model} needs {_amount(needed)} more in {cache}, where {_amount(free)} are free",
-            f"free {_amount(needed - free)}, name another disk in HF_HOME, or take a smaller model",
+            f"{model} needs {_amount(need)} more in {cache}, where {_amount(free)} are free",
+            f"free {_amount(need - free)}, name another disk in HF_HOME, or take a smaller model",
         )
-    return Download(str(model), len(missing), needed, cache)
+    return Download(str(model), len(missing_sizes), need, cache)
 
 
-def _check_sizes(path: Path, listed: Sequence[_File]) -> None:
-    for file in listed:
+def _check_sizes(path: Path, files: Sequence[_File]) -> None:
+    for file in files:
         if (path / file.name).stat().st_size != file.size:
             raise ModelError(
                 f"{path / file.name} has not the size the hub states", "remove it and try again"

@@ -39,7 +39,7 @@ def no_model(name: str, path: Path) -> ModelError:
     """Return the error for a `name` that is no model, with the short names that it looks like."""
     return ModelError(
         f"no model at {path}",
-        *meant(name, [*SHIPPED, *ALIASES], most=3),
+        *meant(name, [*SHIPPED, *ALIASES], limit=3),
         "`swarm-node plan --help` lists the short names",
         "or give organisation/name of the model hub, a GGUF file, or a directory with config.json, "
         "model.safetensors and tokenizer.json",
@@ -63,22 +63,22 @@ def require_model(name: str) -> None:
 def of_hub(name: str) -> HubModel | None:
     """Return the model of the hub that `name` means, None where something here has that name, too,
     or for any other name."""
-    wanted = hub_model(name)
-    here = name in SHIPPED or is_gguf(name)
-    return None if wanted is None or here or Path(name).expanduser().exists() else wanted
+    model = hub_model(name)
+    is_local = name in SHIPPED or is_gguf(name)
+    return None if model is None or is_local or Path(name).expanduser().exists() else model
 
 
 def resolve(
     name: str,
     admit: Callable[[ModelConfig], object] = lambda config: None,
-    told: Callable[[Told], object] = to_stderr,
+    notify: Callable[[Told], object] = to_stderr,
 ) -> Path:
     """The directory of the model `name`: one that is part of this package, or an existing
     directory, or what a GGUF file holds, dequantised if it is not cached, or an alias or id of the
     hub (`hub.hub_model`), fetched if it is not cached.
 
     `admit` gets the architecture before weights are downloaded or dequantised, and raises to refuse
-    it; `told` gets what is about to take long, and that weights were quantised.
+    it; `notify` gets what is about to take long, and that weights were quantised.
     What is in a directory that is not this package's is checked against `bounds`.
 
     Raises:
@@ -89,15 +89,15 @@ def resolve(
     else:
         path = Path(name).expanduser()
         if is_gguf(name):
-            return _from_gguf(path, admit, told)
-        wanted = of_hub(name)
-        if wanted is not None:
-            fetched = fetch(wanted, admit, told)
+            return _from_gguf(path, admit, notify)
+        model = of_hub(name)
+        if model is not None:
+            fetched = fetch(model, admit, notify)
             check_directory(fetched, examined(fetched))
             return fetched
     if not (path / "config.json").is_file():
         raise no_model(name, path)
-    config = examined(path, told)
+    config = examined(path, notify)
     admit(config)
     if name not in SHIPPED:
         check_directory(path, config)
@@ -105,15 +105,15 @@ def resolve(
 
 
 def _from_gguf(
-    path: Path, admit: Callable[[ModelConfig], object], told: Callable[[Told], object]
+    path: Path, admit: Callable[[ModelConfig], object], notify: Callable[[Told], object]
 ) -> Path:
     from swarm_node.policy.models.gguf.directory import dequantised, quantised
 
-    directory = dequantised(path, admit, told)
+    directory = dequantised(path, admit, notify)
     check_directory(directory, ModelConfig.from_directory(directory))
     note = quantised(directory)
     if note is not None:
-        told(note._replace(file=path.name))  # it may have moved
+        notify(note._replace(file=path.name))  # it may have moved
     return directory.resolve()
 
 
@@ -127,8 +127,8 @@ def local(name: str) -> bool:
         return is_dequantised(path)
     if name in SHIPPED or path.is_dir():
         return name in SHIPPED or (path / "config.json").is_file()
-    wanted = of_hub(name)
-    return wanted is not None and is_cached(wanted)
+    model = of_hub(name)
+    return model is not None and is_cached(model)
 
 
 def policy_digests(path: Path) -> tuple[bytes, bytes]:
@@ -147,8 +147,8 @@ def policy_digests(path: Path) -> tuple[bytes, bytes]:
         model.update(_file_digest(file))
     rules = read_json(path / "tokenizer.json")
     template = chat_template(path)
-    kept = {key: value for key, value in rules.items() if key not in ("padding", "truncation")}
-    tokenizer = hashlib.sha256(_canonical({"tokenizer": kept, "chat_template": template}))
+    entries = {key: value for key, value in rules.items() if key not in ("padding", "truncation")}
+    tokenizer = hashlib.sha256(_canonical({"tokenizer": entries, "chat_template": template}))
     return model.digest(), tokenizer.digest()
 
 

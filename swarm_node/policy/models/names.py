@@ -33,7 +33,7 @@ def hf_parts(config: ModelConfig, name: str, parameter: Tensor) -> Iterator[tupl
         for letter, part in zip("qkv", torch.split(parameter, sizes), strict=True):
             yield f"{prefix}self_attn.{letter}_proj.{kind}", part
     elif leaf == "gate_up":
-        for half, part in zip(("gate", "up"), parameter.chunk(2), strict=True):
-            yield f"{prefix}mlp.{half}_proj.weight", part
+        for projection, part in zip(("gate", "up"), parameter.chunk(2), strict=True):
+            yield f"{prefix}mlp.{projection}_proj.weight", part
     else:
         yield prefix + _HF_NAMES[leaf], parameter

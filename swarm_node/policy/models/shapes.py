@@ -16,33 +16,56 @@ _VOCABULARY = 151_936
 _LLAMA3 = RopeScaling("llama3", 32.0, 1.0, 4.0, 8192.0)
 
 
-def _qwen2(hidden: int, wide: int, layers: int, heads: int, shared: int) -> ModelConfig:
+def _qwen2(
+    hidden_size: int, intermediate_size: int, layers: int, heads: int, kv_heads: int
+) -> ModelConfig:
     return ModelConfig(
-        _VOCABULARY, hidden, wide, layers, heads, shared, 1e6, tie_word_embeddings=True
+        _VOCABULARY,
+        hidden_size,
+        intermediate_size,
+        layers,
+        heads,
+        kv_heads,
+        1e6,
+        tie_word_embeddings=True,
     )
 
 
-def _qwen3(hidden: int, wide: int, layers: int, heads: int, tied: bool = True) -> ModelConfig:
+def _qwen3(
+    hidden_size: int, intermediate_size: int, layers: int, heads: int, is_tied: bool = True
+) -> ModelConfig:
     return ModelConfig(
-        *(_VOCABULARY, hidden, wide, layers, heads, 8, 1e6),
+        *(_VOCABULARY, hidden_size, intermediate_size, layers, heads, 8, 1e6),
         max_position_embeddings=40_960,
-        tie_word_embeddings=tied,
+        tie_word_embeddings=is_tied,
         model_type="qwen3",
         head_dim=128,
     )
 
 
 def _smollm2(
-    hidden: int, wide: int, layers: int, heads: int, shared: int, theta: float
+    hidden_size: int, intermediate_size: int, layers: int, heads: int, kv_heads: int, theta: float
 ) -> ModelConfig:
     return ModelConfig(
-        *(49_152, hidden, wide, layers, heads, shared, theta, 1e-5, 8192, True, "llama"),
+        *(
+            49_152,
+            hidden_size,
+            intermediate_size,
+            layers,
+            heads,
+            kv_heads,
+            theta,
+            1e-5,
+            8192,
+            True,
+            "llama",
+        ),
     )
 
 
-def _llama3(hidden: int, layers: int, heads: int) -> ModelConfig:
+def _llama3(hidden_size: int, layers: int, heads: int) -> ModelConfig:
     return ModelConfig(
-        *(128_256, hidden, 8192, layers, heads, 8, 5e5, 1e-5, 131_072, True, "llama"),
+        *(128_256, hidden_size, 8192, layers, heads, 8, 5e5, 1e-5, 131_072, True, "llama"),
         rope_scaling=_LLAMA3,
     )
 
@@ -61,7 +84,7 @@ _SHAPES = {
     "qwen3-0.6b": _qwen3(1024, 3072, 28, 16),
     "qwen3-1.7b": _qwen3(2048, 6144, 28, 16),
     "qwen3-4b": _qwen3(2560, 9728, 36, 32),
-    "qwen3-8b": _qwen3(4096, 12_288, 36, 32, tied=False),
+    "qwen3-8b": _qwen3(4096, 12_288, 36, 32, is_tied=False),
 }
 
 
@@ -75,9 +98,9 @@ def known_shape(name: str) -> ModelConfig | None:
 
 def smaller_models(model: ModelConfig) -> list[tuple[str, ModelConfig]]:
     """Known models of the same family with fewer weights than `model`, the largest first."""
-    smaller = [
+    models = [
         (name, shape)
         for name, shape in _SHAPES.items()
         if shape.model_type == model.model_type and shape.weight_count < model.weight_count
     ]
-    return sorted(smaller, key=lambda pair: -pair[1].weight_count)
+    return sorted(models, key=lambda pair: -pair[1].weight_count)

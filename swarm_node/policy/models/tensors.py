@@ -84,9 +84,9 @@ def check_finite(state: Mapping[str, Tensor], path: Path) -> None:
         ModelError: one is not a number, or infinite.
     """
     for name, weight in state.items():
-        plain = weight.is_floating_point() and weight.itemsize > 1
+        is_float = weight.is_floating_point() and weight.itemsize > 1
         # A sum needs no memory, and no weights add up to more than float32 has.
-        if plain and not weight.sum(dtype=torch.float32).isfinite():
+        if is_float and not weight.sum(dtype=torch.float32).isfinite():
             raise ModelError(
                 f"the weights in {path} are damaged: {name} has values that are no finite numbers; "
                 "download or save the model again"
@@ -94,21 +94,27 @@ def check_finite(state: Mapping[str, Tensor], path: Path) -> None:
 
 
 def check_weights(
-    own: Mapping[str, Tensor], state: Mapping[str, Tensor], tied: AbstractSet[str]
+    model_weights: Mapping[str, Tensor], state: Mapping[str, Tensor], tied_names: AbstractSet[str]
 ) -> None:
-    """Check that `state` has the names and shapes of a model's `own` weights, in floating point of
-    16 bits or more: the integers of a quantised model would be other weights. Those that are `tied`
+    """Check that `state` has the names and shapes of `model_weights`, in floating point of
+    16 bits or more: the integers of a quantised model would be other weights. Those in `tied_names`
     to others may be in it too.
 
     Raises:
         ModelError: a name is missing or unexpected, or a shape or type differs.
     """
-    if wrong := sorted((state.keys() - (tied - own.keys())) ^ own.keys()):
-        raise ModelError(f"the weights do not fit the model: {wrong[0]} and {len(wrong) - 1} more")
-    for name, weight in own.items():
+    if mismatches := sorted(
+        (state.keys() - (tied_names - model_weights.keys())) ^ model_weights.keys()
+    ):
+        raise ModelError(
+            f"the weights do not fit the model: {mismatches[0]} and {len(mismatches) - 1} more"
+        )
+    for name, weight in model_weights.items():
         if weight.shape != state[name].shape:
-            have, want = tuple(state[name].shape), tuple(weight.shape)
-            raise ModelError(f"the weights do not fit the model: {name} is {have}, not {want}")
+            have, model_shape = tuple(state[name].shape), tuple(weight.shape)
+            raise ModelError(
+                f"the weights do not fit the model: {name} is {have}, not {model_shape}"
+            )
         if not (state[name].is_floating_point() and state[name].itemsize > 1):
             raise ModelError(
                 f"the weights are not supported: {name} is {state[name].dtype}",

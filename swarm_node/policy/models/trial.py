@@ -34,8 +34,8 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _refused(why: str) -> NoReturn:
-    print(why)
+def _refused(reason: str) -> NoReturn:
+    print(reason)
     raise SystemExit(1)
 
 
@@ -49,11 +49,11 @@ def _render(template: str) -> None:
     )
     environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
     environment.globals.update(raise_exception=_raise, strftime_now=lambda form: form)
-    made = environment.from_string(template)
-    asked = [{"role": "user", "content": _QUESTION}]
-    for messages in (asked, [*asked, {"role": "assistant", "content": _ANSWER}]):
+    renderer = environment.from_string(template)
+    question = [{"role": "user", "content": _QUESTION}]
+    for messages in (question, [*question, {"role": "assistant", "content": _ANSWER}]):
         length = 0
-        for part in made.generate(
+        for part in renderer.generate(
             messages=messages,
             add_generation_prompt=len(messages) == 1,
             enable_thinking=False,

@@ -84,13 +84,13 @@ class Demand:
     def own_groups(self, *, on_gpu: bool) -> int:
         """Return the own groups of an update. Who sets the number of peers' groups gets as many own
         ones as documented."""
-        chosen = on_gpu or "local" in self.chosen or self.external != "auto"
-        return self.own if chosen or not self.pretrained else _CPU_OWN
+        is_chosen = on_gpu or "local" in self.chosen or self.external != "auto"
+        return self.own if is_chosen or not self.pretrained else _CPU_OWN
 
     def batch_groups(self, *, on_gpu: bool) -> int:
         """Return the most groups of an update's batch."""
-        own = self.own_groups(on_gpu=on_gpu)
-        return own + (own if self.external == "auto" else int(self.external))
+        local_count = self.own_groups(on_gpu=on_gpu)
+        return local_count + (local_count if self.external == "auto" else int(self.external))
 
     def tasks(self, rows: int | None) -> int:
         """Return the most groups of a sampling batch: the number that the owner set, or as many as
@@ -111,11 +111,11 @@ class Demand:
         if not on_gpu:
             tasks = self.tasks(0)
         else:
-            asked, batch = self.tasks(None), self.batch_groups(on_gpu=True)
+            max_tasks, batch = self.tasks(None), self.batch_groups(on_gpu=True)
             # Without peers, own groups fill the batch.
-            own = batch if self.external == "auto" else self.own
-            slots = most_at_once(own, batch, self.max_staleness, asked)
-            tasks = min(slots, asked)
+            local_count = batch if self.external == "auto" else self.own
+            slots = most_at_once(local_count, batch, self.max_staleness, max_tasks)
+            tasks = min(slots, max_tasks)
             if interleaved:
                 tasks = min(slots, provision(tasks, OVER_PROVISION, 0))
         return min(MAX_ROWS, self.group_size * tasks)

@@ -118,15 +118,15 @@ def engine_of(demand: Demand, machine: Machine) -> EngineChoice:
     if not (choice.vllm and machine.gpu):
         return choice
     built_in = EngineChoice(False, "vLLM, with a base of its own, does not fit the GPU")
-    with_vllm, without = (
-        make_plan(demand.shape, job_of(demand, machine, each), machine.gpu.free)
-        for each in (choice, built_in)
+    with_vllm, without_vllm = (
+        make_plan(demand.shape, job_of(demand, machine, engine), machine.gpu.free)
+        for engine in (choice, built_in)
     )
     if with_vllm and with_vllm.training.lora_rank and not machine.where.half:
         if demand.engine == "vllm":
             raise ModelError(_NO_HALF)
         return EngineChoice(False, _ADAPTERS_NEED_HALF)
-    only_without = demand.engine == "auto" and without and not with_vllm
+    only_without = demand.engine == "auto" and without_vllm and not with_vllm
     return built_in if only_without else choice
 
 
@@ -136,26 +136,28 @@ def job_of(demand: Demand, machine: Machine, engine: EngineChoice) -> Job:
     Raises:
         ConfigError: settings do not fit together.
     """
-    where, on_gpu, turns = machine.where, machine.gpu is not None, demand.lengths.turns
-    alone = demand.ranks == 1 and demand.shape.native
-    one_base = alone and demand.base != "own" and (not on_gpu or machine.ipc)
-    one_base &= not engine.vllm or (demand.base != "nf4" and can_share(demand.shape, where.device))
+    placement, on_gpu, turns = machine.where, machine.gpu is not None, demand.lengths.turns
+    is_single = demand.ranks == 1 and demand.shape.native
+    one_base = is_single and demand.base != "own" and (not on_gpu or machine.ipc)
+    one_base &= not engine.vllm or (
+        demand.base != "nf4" and can_share(demand.shape, placement.device)
+    )
     prompt = tokens_of_prompt(demand.lengths.prompt_bytes)
     return Job(
         rows=demand.rows(on_gpu=on_gpu, interleaved=engine.vllm and turns == 1),
         max_new_tokens=demand.max_new_tokens,
         lora_rank=demand.rank(on_gpu=on_gpu),
-        dtype=where.products,
+        dtype=placement.products,
         eight_bit=demand.eight_bit,
         # No GPU has shown yet that a wake-up finds its memory free (docs/gpus.md).
         can_sleep=False,
         one_base=one_base,
         vllm=engine.vllm,
-        base=_base(demand, possible=machine.bitsandbytes and alone and not engine.vllm),
+        base=_base(demand, possible=machine.bitsandbytes and is_single and not engine.vllm),
         processes=demand.ranks,
         cards=demand.processes if engine.vllm and on_gpu else 1,
         turns=turns,
-        repeats_heads=on_gpu and (machine.repeats_heads or not where.half),
+        repeats_heads=on_gpu and (machine.repeats_heads or not placement.half),
         # The cache of a GPU is made once, and has half as many rows for prompts that are longer.
         prompt_tokens=max(prompt, PROMPT_TOKENS) if on_gpu else prompt,
         groups=demand.batch_groups(on_gpu=on_gpu),
@@ -204,10 +206,10 @@ def fit(demand: Demand, machine: Machine) -> Fit:
         ModelError: it cannot; the message says which memory is short and what would fit.
         ConfigError: `training.base` or `sampling.temperature` cannot be had here.
     """
-    decided = decide(demand, machine)
-    if decided.found is None:
-        raise ModelError(decided.why, decided.advice)
-    return decided.found
+    decision = decide(demand, machine)
+    if decision.found is None:
+        raise ModelError(decision.why, decision.advice)
+    return decision.found
 
 
 def decide(demand: Demand, machine: Machine) -> Decision:
@@ -217,39 +219,39 @@ def decide(demand: Demand, machine: Machine) -> Decision:
         ModelError: `sampling.engine` cannot be had here.
         ConfigError: `training.base` or `sampling.temperature` cannot be had here.
     """
-    decided = _decided(demand, machine)
-    if decided.found is not None:
-        return decided
-    return replace(decided, instead=tuple(_remedies(demand, machine)))
+    decision = _decided(demand, machine)
+    if decision.found is not None:
+        return decision
+    return replace(decision, instead=tuple(_remedies(demand, machine)))
 
 
 def _decided(demand: Demand, machine: Machine) -> Decision:
     """The answer without remedies."""
     shape = demand.shape
-    where, numbers = _typed(demand, machine.where, machine.products)
+    placement, numbers = _typed(demand, machine.where, machine.products)
     if not shape.native:
-        where = _by_transformers(demand, where)
-    machine = replace(machine, where=where)
+        placement = _by_transformers(demand, placement)
+    machine = replace(machine, where=placement)
     engine = engine_of(demand, machine)
     if engine.vllm and demand.temperature > MAX_TEMPERATURE:
         raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
     job = job_of(demand, machine, engine)
     _check_base(demand, machine)
-    made, ipc = None, False
+    plan, ipc = None, False
     if machine.gpu is None:
         training = _unplanned(demand, job, machine)
     else:
-        made = make_plan(shape, job, machine.gpu.free)
-        if made is None:
-            least = least_plan(shape, job, machine.gpu.free)
-            why = _short(shape, least.total, job.processes, machine.gpu.free)
-            return Decision(engine, job, least, why=why)
-        training = made.training
-    if made is not None and demand.ranks == 1:
+        plan = make_plan(shape, job, machine.gpu.free)
+        if plan is None:
+            smallest_plan = least_plan(shape, job, machine.gpu.free)
+            reason = _short(shape, smallest_plan.total, job.processes, machine.gpu.free)
+            return Decision(engine, job, smallest_plan, why=reason)
+        training = plan.training
+    if plan is not None and demand.ranks == 1:
         # The two newest versions, in the sampler's type (`weights/device.py`).
-        copies = 2 * made.parts.sampler_weights
-        ipc = engine.vllm and machine.ipc and not training.lora_rank and made.fits(copies)
-    needed = needed_memory(
+        copies = 2 * plan.parts.sampler_weights
+        ipc = engine.vllm and machine.ipc and not training.lora_rank and plan.fits(copies)
+    need = needed_memory(
         shape,
         training.lora_rank,
         placement=machine.where,
@@ -257,21 +259,21 @@ def _decided(demand: Demand, machine: Machine) -> Decision:
         one_base=job.one_base,
         nf4=training.nf4,
     )
-    if needed > machine.free:
-        why = (
-            f"a model of {_millions(shape)} needs at least {needed / 1e9:.1f} GB of memory here "
+    if need > machine.free:
+        reason = (
+            f"a model of {_millions(shape)} needs at least {need / 1e9:.1f} GB of memory here "
             f"and {machine.free / 1e9:.1f} GB are free"
         )
-        return Decision(engine, job, made, why=why)
+        return Decision(engine, job, plan, why=reason)
     shares = job.one_base and training.lora_rank > 0
-    found = Fit(where, engine.vllm, training, made, ipc, shares, engine.why, job, numbers)
-    return Decision(engine, job, made, found)
+    result = Fit(placement, engine.vllm, training, plan, ipc, shares, engine.why, job, numbers)
+    return Decision(engine, job, plan, result)
 
 
-def _short(shape: ModelConfig, needed: int, processes: int, free: int) -> str:
-    each = f" on the first of {processes} GPUs" * (processes > 1)
+def _short(shape: ModelConfig, need: int, processes: int, free: int) -> str:
+    place = f" on the first of {processes} GPUs" * (processes > 1)
     return (
-        f"a model of {_millions(shape)} needs at least {needed / _GIB:.1f} GiB of GPU memory{each} "
+        f"a model of {_millions(shape)} needs at least {need / _GIB:.1f} GiB of GPU memory{place} "
         f"with these settings and {free / _GIB:.1f} are free"
     )
 
@@ -280,17 +282,19 @@ def _millions(shape: ModelConfig) -> str:
     return f"{shape.weight_count / 1e6:,.0f} million parameters"
 
 
-def _typed(demand: Demand, where: Placement, times: ProductTimes | None) -> tuple[Placement, str]:
+def _typed(
+    demand: Demand, placement: Placement, times: ProductTimes | None
+) -> tuple[Placement, str]:
     """Return the device with the number type of the model, and the reason for the type if it was
     left to a measurement. `times` are those of the CPU, None if they were not measured."""
-    if where.device != "cpu" or not demand.times_decide:
-        return where, ""
+    if placement.device != "cpu" or not demand.times_decide:
+        return placement, ""
     if times is None:
-        return where, "float32: products in bfloat16 were not timed on this CPU"
+        return placement, "float32: products in bfloat16 were not timed on this CPU"
     if times.worthwhile:
-        told = f"bfloat16: on this CPU products take {times.share:.2f} of float32's time"
-        return replace(where, products="bfloat16"), told
-    return where, (
+        reason = f"bfloat16: on this CPU products take {times.share:.2f} of float32's time"
+        return replace(placement, products="bfloat16"), reason
+    return placement, (
         f"float32: on this CPU products in bfloat16 take {times.share:.2f} times as long, and "
         f"{WORTHWHILE:.2f} at most would be worth it"
     )
@@ -306,22 +310,22 @@ def _remedies(demand: Demand, machine: Machine) -> Iterator[Remedy]:
         except (ConfigError, ModelError):
             return False
 
-    found = [*_lighter(demand, machine, fits)]
-    if not found:
-        smaller = smaller_models(demand.shape)
-        named = (name for name, shape in smaller if fits(replace(demand, shape=shape)))
-        found = [Remedy("a smaller model", {"model": name}) for name in named][:1]
-    yield from found
+    remedies = [*_lighter(demand, machine, fits)]
+    if not remedies:
+        models = smaller_models(demand.shape)
+        names = (name for name, shape in models if fits(replace(demand, shape=shape)))
+        remedies = [Remedy("a smaller model", {"model": name}) for name in names][:1]
+    yield from remedies
     if machine.gpu is not None:
-        where = replace(ON_CPU, products="float32" if demand.dtype == "auto" else demand.dtype)
-        if fits(on=replace(machine, where=where, gpu=None)):
+        placement = replace(ON_CPU, products="float32" if demand.dtype == "auto" else demand.dtype)
+        if fits(on=replace(machine, where=placement, gpu=None)):
             yield Remedy("the CPU", {"run.device": "cpu"})
 
 
 def _lighter(demand: Demand, machine: Machine, fits: Callable[..., bool]) -> Iterator[Remedy]:
     """Changes that keep the model and the device."""
-    chosen = "lora_rank" in demand.chosen and demand.lora_rank != DEFAULT_RANK
-    if chosen and fits(replace(demand, lora_rank=DEFAULT_RANK)):
+    is_rank_set = "lora_rank" in demand.chosen and demand.lora_rank != DEFAULT_RANK
+    if is_rank_set and fits(replace(demand, lora_rank=DEFAULT_RANK)):
         yield Remedy("LoRA", {"training.lora_rank": DEFAULT_RANK})
     if demand.base == "whole" and fits(replace(demand, base="nf4")):
         yield Remedy("a 4-bit base", {"training.base": "nf4"})
@@ -340,11 +344,11 @@ def _lighter(demand: Demand, machine: Machine, fits: Callable[..., bool]) -> Ite
 def _unplanned(demand: Demand, job: Job, machine: Machine) -> TrainingMethod:
     """Choose a CPU trainer's method: the first with which this machine's processes fit its memory,
     else the one that takes least. All weights come before adapters, as in a plan."""
-    for way in unplanned_ways(job, small=not demand.pretrained):
+    for way in unplanned_ways(job, is_small=not demand.pretrained):
         parts = _without_plan(demand.shape, way, job)
-        others = demand.processes - 1
-        others *= parts.trainer_weights + parts.optimizer + parts.activations
-        if parts.total() + others <= machine.free * (1 - SPARE):
+        other_bytes = demand.processes - 1
+        other_bytes *= parts.trainer_weights + parts.optimizer + parts.activations
+        if parts.total() + other_bytes <= machine.free * (1 - SPARE):
             break
     return way
 
@@ -379,26 +383,26 @@ def _base(demand: Demand, *, possible: bool) -> Literal["auto", "whole", "nf4"]:
     return "auto" if possible and demand.base != "whole" else "whole"
 
 
-def _by_transformers(demand: Demand, where: Placement) -> Placement:
+def _by_transformers(demand: Demand, placement: Placement) -> Placement:
     """Return the device with the number type for a model that transformers computes, which trains
     in one process, on a whole base, and in a type with the range of float32.
 
     Raises:
         ConfigError: the settings ask for something else.
     """
-    wrong = ""
+    conflict = ""
     if demand.base == "nf4":
-        wrong = 'training.base = "nf4": set it to "whole"'
+        conflict = 'training.base = "nf4": set it to "whole"'
     elif demand.ranks > 1:
-        wrong = "several processes: unset run.trainer_processes and run.trainer_hosts"
+        conflict = "several processes: unset run.trainer_processes and run.trainer_hosts"
     elif demand.dtype == "float16":
-        wrong = 'training.dtype = "float16": set it to "float32"'
-    if wrong:
+        conflict = 'training.dtype = "float16": set it to "float32"'
+    if conflict:
         raise ConfigError(
             f"{demand.shape.model_type} has no native decoder, and transformers' does not take "
-            f"{wrong}, or take a model of a family with one, such as qwen2.5-0.5b"
+            f"{conflict}, or take a model of a family with one, such as qwen2.5-0.5b"
         )
-    return replace(where, products="float32") if where.products == "float16" else where
+    return replace(placement, products="float32") if placement.products == "float16" else placement
 
 
 def _check_base(demand: Demand, machine: Machine) -> None:

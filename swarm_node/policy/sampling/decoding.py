@@ -40,31 +40,31 @@ class CacheShape:
     rows: int
     context: int
 
-    def capacity(self, needed: int) -> int:
-        """Slots for each sequence where the longest needs `needed`: one of a few numbers, because
+    def capacity(self, slots: int) -> int:
+        """Slots for each sequence where the longest needs `slots`: one of a few numbers, because
         each has graphs of its own."""
         capacity = self.context
-        while capacity < needed:
+        while capacity < slots:
             capacity *= 2
         if capacity <= self.rows * self.context:
             return capacity
-        return -(-needed // self.context) * self.context
+        return -(-slots // self.context) * self.context
 
     def most(self, capacity: int) -> int:
         """Number of sequences of `capacity` slots that there is room for, at least one."""
         return max(1, min(self.rows, self.rows * self.context // capacity))
 
 
-def batch_size(rows: Sequence[tuple[int, int]], most: int, shape: CacheShape | None) -> int:
-    """Count the first `rows` that can be sampled at once: at most `most`, as many as fit a cache of
+def batch_size(rows: Sequence[tuple[int, int]], cap: int, shape: CacheShape | None) -> int:
+    """Count the first `rows` that can be sampled at once: at most `cap`, as many as fit a cache of
     `shape`, and at least one. A row is a pair of lengths in tokens: of its prompt and of its
     longest answer."""
     if shape is None:
-        return min(most, len(rows))
+        return min(cap, len(rows))
     prompt = answer = 0
     for count, row in enumerate(rows):
         prompt, answer = max(prompt, row[0]), max(answer, row[1])
-        if count >= min(most, shape.most(shape.capacity(prompt + answer))):
+        if count >= min(cap, shape.most(shape.capacity(prompt + answer))):
             return max(1, count)
     return len(rows)
 
@@ -84,16 +84,16 @@ def run_size(rows: Sequence[tuple[int, int]], places: int, shape: CacheShape | N
     return len(rows)
 
 
-def bucket(rows: int, most: int) -> int:
-    """Number of rows that are computed for `rows`, which are at most `most`."""
-    return next(size for size in bucket_sizes(most) if size >= rows)
+def bucket(rows: int, limit: int) -> int:
+    """Number of rows that are computed for `rows`, which are at most `limit`."""
+    return next(size for size in bucket_sizes(limit) if size >= rows)
 
 
-def window_of(used: int, capacity: int) -> int:
-    """Number of slots that a step attends to when `used` are in use after it: half of the capacity,
-    or all of it."""
-    half = capacity // 2
-    return half if used <= half else capacity
+def window_of(slots: int, capacity: int) -> int:
+    """Number of slots that a step attends to when `slots` are in use after it: half of the
+    capacity, or all of it."""
+    window = capacity // 2
+    return window if slots <= window else capacity
 
 
 class Prompts(NamedTuple):
@@ -128,7 +128,7 @@ class BatchDecoder(Protocol):
     def model(self) -> PolicyModel: ...
 
     def begin(
-        self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int, later: int | None = None
+        self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int, refill_length: int | None = None
     ) -> Tensor: ...
 
     def step(self, tokens: Tensor) -> Tensor: ...
@@ -161,47 +161,47 @@ class Decoder:
         self._faults = Counter[str]() if faults is None else faults
 
     def begin(
-        self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int, later: int | None = None
+        self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int, refill_length: int | None = None
     ) -> Tensor:
         """Run left-padded prompts once and begin N sequences, n after prompt `rows[n]`; each will
-        get up to `steps` tokens. Sequences of up to `later` tokens may take their places; None says
-        that none will.
+        get up to `steps` tokens. Sequences of up to `refill_length` tokens may take their places;
+        None says that none will.
 
         ids i64[B, T], mask bool[B, T], rows i64[N] below B. Returns the logits [N, V] of the first
         tokens."""
-        n, needed, like = len(rows), ids.shape[1] + steps - 1, self.model.embedding
+        n, required_slots, embedding = len(rows), ids.shape[1] + steps - 1, self.model.embedding
         self._rows, self._cache = n, None  # the cache holds the memory of before
-        self._replaces = later is not None
-        if later is not None:
-            needed = max(needed, later)
+        self._replaces = refill_length is not None
+        if refill_length is not None:
+            required_slots = max(required_slots, refill_length)
         if self.shape is None:
-            self._memory.reserve(n, n * needed, like)
-            self._cache = self._memory.view(n, needed)
+            self._memory.reserve(n, n * required_slots, embedding)
+            self._cache = self._memory.view(n, required_slots)
         else:
-            capacity = self.shape.capacity(needed)
+            capacity = self.shape.capacity(required_slots)
             self._most = max(n, self.shape.most(capacity))
             slots = max(self.shape.rows * self.shape.context, self._most * capacity)
-            most = max(n, self.shape.rows)
-            if not self._memory.holds(most, slots):
+            max_rows = max(n, self.shape.rows)
+            if not self._memory.holds(max_rows, slots):
                 self.forget()  # first, because what was captured holds the memory of before
-            self._memory.reserve(most, slots, like)
+            self._memory.reserve(max_rows, slots, embedding)
             self._memory.clear()
             self._cache = self._memory.view(n, capacity, capacity)
-        hidden = self.model.prefill(ids, mask, rows, self._cache)
-        return self.model.logits(hidden)
+        hidden_states = self.model.prefill(ids, mask, rows, self._cache)
+        return self.model.logits(hidden_states)
 
     def read(self, ids: Tensor, mask: Tensor) -> Prompts:
         """Run left-padded prompts, as `begin` takes them, for sequences that come later."""
-        hidden, collected = self.model.read(ids, mask)
-        return Prompts(collected, mask, self.model.logits(hidden))
+        hidden_states, key_values = self.model.read(ids, mask)
+        return Prompts(key_values, mask, self.model.logits(hidden_states))
 
     def replace(self, prompts: Prompts, rows: Tensor, places: Tensor, alive: Tensor) -> Tensor:
         """Begin M sequences, m after prompt `rows[m]`, in the place of sequences `places` (i64[M]).
         Those of `alive` (bool[N]) go on. Returns the logits [M, V] of the first tokens."""
         cache, width = self._begun, prompts.mask.shape[1]
-        used = max(self._used(alive), width)
-        if width > cache.length or cache.length - used > _WASTE * cache.length:
-            cache.move(min(used, cache.length), used)
+        slots = max(self._used(alive), width)
+        if width > cache.length or cache.length - slots > _WASTE * cache.length:
+            cache.move(min(slots, cache.length), slots)
         cache.replace(prompts.collected, prompts.mask, rows, places)
         return prompts.logits.index_select(0, rows)
 
@@ -212,8 +212,8 @@ class Decoder:
 
     def make_room(self, alive: Tensor) -> None:
         """Have a slot for the next step of the sequences `alive` (bool[N])."""
-        used = self._used(alive)
-        self._begun.move(used, used)
+        slots = self._used(alive)
+        self._begun.move(slots, slots)
 
     def _used(self, alive: Tensor) -> int:
         """Number of slots that the longest of these sequences has."""
@@ -327,8 +327,8 @@ class _Graphs:
         Raises:
             RuntimeError: it cannot be captured.
         """
-        graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        self._stream.wait_stream(before)
+        graph, main_stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self._stream.wait_stream(main_stream)
         try:
             with torch.cuda.stream(self._stream):
                 # The first call of a library sets it up, which cannot be captured.
@@ -342,7 +342,7 @@ class _Graphs:
             self._abandon()
             raise
         finally:
-            before.wait_stream(self._stream)
+            main_stream.wait_stream(self._stream)
         return _Graph(graph, output, (compute, reads))
 
     def _abandon(self) -> None:

@@ -86,16 +86,16 @@ class FallbackSampler:
     def faults(self) -> Mapping[str, int]:
         if self._built_in is None:
             return self._engine.faults
-        own = Counter({"engine_replaced": 1})
-        return own + Counter(self._engine.faults) + Counter(self._built_in.faults)
+        replacements = Counter({"engine_replaced": 1})
+        return replacements + Counter(self._engine.faults) + Counter(self._built_in.faults)
 
     @property
     def progress(self) -> Progress:
         """See `CountingSampler.progress`."""
         total = Progress()
-        for each in (self._engine, self._built_in):
-            if isinstance(each, CountingSampler):
-                total.add(each.progress.tokens, each.progress.answers)
+        for sampler in (self._engine, self._built_in):
+            if isinstance(sampler, CountingSampler):
+                total.add(sampler.progress.tokens, sampler.progress.answers)
         return total
 
     @property
@@ -129,25 +129,36 @@ class FallbackSampler:
         return await self._replacement.sample(requests)
 
     async def complete(
-        self, request: SampleRequest, begun: Sequence[Row] = (), cut: asyncio.Event | None = None
+        self,
+        request: SampleRequest,
+        partial_rows: Sequence[Row] = (),
+        stop_event: asyncio.Event | None = None,
     ) -> list[Row]:
         """See `InterruptibleSampler.complete`. The built-in sampler finishes what it began."""
         if self._built_in is None:
             try:
-                return await self._engine.complete(request, begun, cut)
+                return await self._engine.complete(request, partial_rows, stop_event)
             except EngineError as error:
                 await self._replace(error)
-        rows = list(begun) or [Row.empty() for _ in range(request.n)]
+        rows = list(partial_rows) or [Row.empty() for _ in range(request.n)]
         places = [place for place, row in enumerate(rows) if row.finish is None]
-        if not places or (cut is not None and cut.is_set()):
+        if not places or (stop_event is not None and stop_event.is_set()):
             return rows
         if any(len(row.token_ids) for row in rows):
-            asked = [continued(request, place, rows[place].token_ids.tolist()) for place in places]
+            requests = [
+                continued(request, place, rows[place].token_ids.tolist()) for place in places
+            ]
         else:
-            asked = [request]
-        for place, one in zip(places, await self._ask(asked), strict=True):
-            spans = [(span.version, span.start, span.end) for span in one.spans]
-            new = one.token_ids, one.logprobs, spans, one.finish, one.ranking
+            requests = [request]
+        for place, completion in zip(places, await self._ask(requests), strict=True):
+            spans = [(span.version, span.start, span.end) for span in completion.spans]
+            new = (
+                completion.token_ids,
+                completion.logprobs,
+                spans,
+                completion.finish,
+                completion.ranking,
+            )
             rows[place] = extended(rows[place], *new)
         return rows
 
@@ -207,21 +218,23 @@ class FallbackSampler:
     async def _ask(self, requests: list[SampleRequest]) -> list[Completion]:
         """The completions of all `requests` in one list. Requests that come while the built-in
         sampler works make one batch, as large batches take little longer than small ones."""
-        mine = _Asked(requests, asyncio.get_running_loop().create_future())
-        self._waiting.append(mine)
+        own_job = _Asked(requests, asyncio.get_running_loop().create_future())
+        self._waiting.append(own_job)
         await asyncio.sleep(0)  # the other groups of a sampling batch ask in the same moment
         async with self._one_at_a_time:
-            if not mine.answer.done():
+            if not own_job.answer.done():
                 batch, self._waiting = self._waiting, []
                 try:
                     groups = await self._replacement.sample(
-                        [r for one in batch for r in one.requests]
+                        [r for job in batch for r in job.requests]
                     )
                 except BaseException:
                     # The others ask again: it may be this call alone that was cancelled or failed.
-                    self._waiting = [one for one in batch if one is not mine] + self._waiting
+                    self._waiting = [job for job in batch if job is not own_job] + self._waiting
                     raise
-                for one in batch:
-                    own, groups = groups[: len(one.requests)], groups[len(one.requests) :]
-                    one.answer.set_result([completion for group in own for completion in group])
-        return mine.answer.result()
+                for job in batch:
+                    job_groups, groups = groups[: len(job.requests)], groups[len(job.requests) :]
+                    job.answer.set_result(
+                        [completion for group in job_groups for completion in group]
+                    )
+        return own_job.answer.result()

@@ -99,20 +99,20 @@ def draw_by_blocks(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     first a block of tokens, then one of it. Only blocks are summed in float32, in which a sum of
     all tokens in float64 takes ten times as long; each token of the block keeps its share of it."""
     size = probabilities.shape[1]
-    whole = size - size % _BLOCK
-    sums = probabilities[:, :whole].view(len(probabilities), -1, _BLOCK).sum(-1)
-    if whole < size:
-        sums = torch.cat([sums, probabilities[:, whole:].sum(-1, keepdim=True)], 1)
+    full_size = size - size % _BLOCK
+    sums = probabilities[:, :full_size].view(len(probabilities), -1, _BLOCK).sum(-1)
+    if full_size < size:
+        sums = torch.cat([sums, probabilities[:, full_size:].sum(-1, keepdim=True)], 1)
     sums = sums.double()
     ends = sums.cumsum(-1)
     target = torch.minimum(uniforms[:, None], uniforms.new_tensor(_BELOW_ONE)) * ends[:, -1:]
     block = torch.searchsorted(ends, target, right=True).clamp_(max=sums.shape[1] - 1)
     mass = sums.gather(1, block)
-    inside = ((target - ends.gather(1, block) + mass) / mass)[:, 0].clamp_(0.0, _BELOW_ONE)
+    fraction = ((target - ends.gather(1, block) + mass) / mass)[:, 0].clamp_(0.0, _BELOW_ONE)
     tokens = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
-    beyond = tokens >= size
-    shares = probabilities.gather(1, tokens.clamp_(max=size - 1)).masked_fill_(beyond, 0.0)
-    return tokens.gather(1, _inverted(shares, inside)[:, None])[:, 0]
+    is_padding = tokens >= size
+    shares = probabilities.gather(1, tokens.clamp_(max=size - 1)).masked_fill_(is_padding, 0.0)
+    return tokens.gather(1, _inverted(shares, fraction)[:, None])[:, 0]
 
 
 def _inverted(shares: Tensor, uniforms: Tensor) -> Tensor:
@@ -125,8 +125,8 @@ def _inverted(shares: Tensor, uniforms: Tensor) -> Tensor:
 def nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
     """logits [N, V] with -inf for every token outside the nucleus. A token is outside if the tokens
     that are more likely have at least the probability top_p[N, 1] together."""
-    ordered, tokens = logits.sort(-1, descending=True)
-    shares = ordered.softmax(-1)
+    sorted_logits, tokens = logits.sort(-1, descending=True)
+    shares = sorted_logits.softmax(-1)
     outside = (shares.cumsum(-1) - shares >= top_p) & (top_p < 1)
     outside[:, 0] = False
     return logits.masked_fill(torch.zeros_like(outside).scatter_(1, tokens, outside), -torch.inf)
@@ -137,26 +137,26 @@ class _Rankings:
 
     def __init__(self, rows: Sequence[SeededRow], steps: int, device: torch.device) -> None:
         self._wanted = [row.ranked for row in rows]
-        shape = len(rows), steps + 1, max(wanted or 0 for wanted in self._wanted)
+        shape = len(rows), steps + 1, max(count or 0 for count in self._wanted)
         self._sampled = torch.zeros(shape[:2], device=device)
         self._ids = torch.zeros(shape, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(shape, device=device)
 
-    def note(self, logits: Tensor, drawn: Tensor, row: Tensor, at: Tensor) -> None:
-        """Keep what logits [K, V] say of token number `at` of each `row`, which is `drawn`."""
+    def note(self, logits: Tensor, tokens: Tensor, row: Tensor, at: Tensor) -> None:
+        """Keep what logits [K, V] say of token number `at` of each `row`, which is `tokens`."""
         logprobs = logits.float().log_softmax(-1)
-        self._sampled[row, at] = logprobs.gather(1, drawn[:, None])[:, 0]
+        self._sampled[row, at] = logprobs.gather(1, tokens[:, None])[:, 0]
         self._logprobs[row, at], self._ids[row, at] = logprobs.topk(self._ids.shape[2], -1)
 
     def of(self, row: int, length: int) -> Ranking | None:
         """The ranking of one row, None if it did not request one."""
-        wanted = self._wanted[row]
-        if wanted is None:
+        count = self._wanted[row]
+        if count is None:
             return None
         return Ranking(
             self._sampled[row, :length].cpu().numpy(),
-            self._ids[row, :length, :wanted].cpu().numpy().astype(np.uint32),
-            self._logprobs[row, :length, :wanted].cpu().numpy(),
+            self._ids[row, :length, :count].cpu().numpy().astype(np.uint32),
+            self._logprobs[row, :length, :count].cpu().numpy(),
         )
 
 
@@ -225,8 +225,8 @@ class _Batch:
     def draw(self, logits: Tensor) -> Tensor:
         """Draw the next token of the row in each place from logits [M, V]; returns the tokens
         i64[M]."""
-        drawn, self._at, self._ended = self._advanced(logits, self._row, self._at, self._ended)
-        return drawn
+        tokens, self._at, self._ended = self._advanced(logits, self._row, self._at, self._ended)
+        return tokens
 
     def begin(self, places: Tensor, logits: Tensor) -> Tensor:
         """Begin the next rows in `places` and draw their first tokens i64[K] from logits [K, V]."""
@@ -234,20 +234,24 @@ class _Batch:
         self._row[places] = torch.arange(self._begun, end, device=places.device)
         self._begun = end
         row, none = self._row[places], torch.zeros_like(places)
-        drawn, at, ended = self._advanced(logits, row, none, none.bool())
-        self._at[places], self._ended[places] = at, ended
-        return drawn
+        tokens, at, is_ended = self._advanced(logits, row, none, none.bool())
+        self._at[places], self._ended[places] = at, is_ended
+        return tokens
 
-    def compact(self, ended: int) -> Tensor | None:
+    def compact(self, ended_count: int) -> Tensor | None:
         """Drop the rows that ended; returns the indices of the places left, i64[M']. Returns None,
         and drops nothing, while too few rows have ended."""
-        if ended < len(self._ended) and ended < max(
+        if ended_count < len(self._ended) and ended_count < max(
             _COMPACT_ROWS, _COMPACT_SHARE * len(self._ended)
         ):
             return None
-        keep = (~self._ended).nonzero()[:, 0]
-        self._row, self._at, self._ended = self._row[keep], self._at[keep], self._ended[keep]
-        return keep
+        indices = (~self._ended).nonzero()[:, 0]
+        self._row, self._at, self._ended = (
+            self._row[indices],
+            self._at[indices],
+            self._ended[indices],
+        )
+        return indices
 
     def results(self) -> list[Sampled]:
         lengths = self._lengths.tolist()
@@ -263,37 +267,37 @@ class _Batch:
         ]
 
     def _advanced(
-        self, logits: Tensor, row: Tensor, at: Tensor, ended: Tensor
+        self, logits: Tensor, row: Tensor, at: Tensor, is_ended: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Draw token number `at` of each `row`, some of which have `ended`; returns the tokens, and
-        the new `at` and `ended`."""
-        drawn, logprobs = self._drawn(logits, row, self._uniforms[row, at])
-        self._tokens[row, at] = drawn
+        """Draw token number `at` of each `row`, some of which have ended (`is_ended`); returns the
+        tokens, and the new `at` and `is_ended`."""
+        tokens, logprobs = self._drawn(logits, row, self._uniforms[row, at])
+        self._tokens[row, at] = tokens
         self._logprobs[row, at] = logprobs
         if self._rankings is not None:
-            self._rankings.note(logits, drawn, row, at)
-        after = at + 1
-        lengths = torch.where(self._is_eos[drawn] & ~ended, after, self._lengths[row])
+            self._rankings.note(logits, tokens, row, at)
+        next_at = at + 1
+        lengths = torch.where(self._is_eos[tokens] & ~is_ended, next_at, self._lengths[row])
         self._lengths[row] = lengths
-        return drawn, torch.minimum(after, lengths), lengths <= after
+        return tokens, torch.minimum(next_at, lengths), lengths <= next_at
 
     def _drawn(self, logits: Tensor, row: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens i64[K] and their log-probs f32[K]."""
-        scaled = logits.float()
+        scaled_logits = logits.float()
         if self._temperatures is not None:
-            scaled = scaled / self._temperatures[row]
+            scaled_logits = scaled_logits / self._temperatures[row]
         if self._top_p is not None:
-            scaled = nucleus(scaled, self._top_p[row])
-        if scaled.shape[1] <= _BLOCK:
-            logprobs = scaled.log_softmax(-1)
-            drawn = draw(logprobs, uniforms)
-            return drawn, logprobs.gather(1, drawn[:, None])[:, 0]
+            scaled_logits = nucleus(scaled_logits, self._top_p[row])
+        if scaled_logits.shape[1] <= _BLOCK:
+            logprobs = scaled_logits.log_softmax(-1)
+            tokens = draw(logprobs, uniforms)
+            return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
         # In memory that was used before: fresh memory of this size takes as long as the rest.
-        if self._space is None or len(self._space) < len(scaled):
-            self._space = torch.empty_like(scaled)
-        shares = torch.softmax(scaled, -1, out=self._space[: len(scaled)])
-        drawn = draw_by_blocks(shares, uniforms)
-        return drawn, shares.gather(1, drawn[:, None])[:, 0].log()
+        if self._space is None or len(self._space) < len(scaled_logits):
+            self._space = torch.empty_like(scaled_logits)
+        shares = torch.softmax(scaled_logits, -1, out=self._space[: len(scaled_logits)])
+        tokens = draw_by_blocks(shares, uniforms)
+        return tokens, shares.gather(1, tokens[:, None])[:, 0].log()
 
 
 class IdlePlaces:
@@ -308,11 +312,11 @@ class IdlePlaces:
         self._waste = 1 / places + 1 / _ROWS_OF_A_STEP
         self._wasted = 0.0
 
-    def due(self, ended: int, places: int) -> bool:
-        """Count a step in which `ended` of the `places` served no row. Return True if waiting rows
-        take these places now."""
-        self._wasted += ended * self._waste
-        if ended < places and self._wasted < _STEPS_OF_A_REFILL:
+    def due(self, ended_count: int, places: int) -> bool:
+        """Count a step in which `ended_count` of the `places` served no row. Return True if waiting
+        rows take these places now."""
+        self._wasted += ended_count * self._waste
+        if ended_count < places and self._wasted < _STEPS_OF_A_REFILL:
             return False
         self._wasted = 0.0
         return True
@@ -341,14 +345,14 @@ class _Waiting:
         """The next `count` rows: prompts, and the prompt i64[K] of each of the next K rows."""
         rows = self._rows[self._next : self._next + count]
         self._next += len(rows)
-        begun = 0
+        repeats = 0
         if self._last is not None:
-            begun = sum(1 for row in rows if row.prompt_ids == self._last[0])
-            if begun:
+            repeats = sum(1 for row in rows if row.prompt_ids == self._last[0])
+            if repeats:
                 device = self._decoder.model.embedding.device
-                yield self._last[1], torch.zeros(begun, dtype=torch.int64, device=device)
-        if begun < len(rows):
-            ids, mask, origin = _prompts(rows[begun:], self._decoder.model.embedding.device)
+                yield self._last[1], torch.zeros(repeats, dtype=torch.int64, device=device)
+        if repeats < len(rows):
+            ids, mask, origin = _prompts(rows[repeats:], self._decoder.model.embedding.device)
             prompts = self._decoder.read(ids, mask)
             self._last = rows[-1].prompt_ids, prompts.last()
             yield prompts, origin
@@ -359,7 +363,7 @@ def generate(
     decoder: BatchDecoder,
     rows: Sequence[SeededRow],
     eos_ids: frozenset[int],
-    abandoned: threading.Event,
+    cancel_event: threading.Event,
     places: int | None = None,
     progress: Progress | None = None,
 ) -> list[Sampled]:
@@ -369,48 +373,51 @@ def generate(
     step.
 
     Raises:
-        CancelledError: `abandoned` was set.
+        CancelledError: `cancel_event` was set.
     """
     model, places = decoder.model, min(places or len(rows), len(rows))
-    native = decoder if isinstance(decoder, Decoder) else None
-    first, waiting = rows[:places], _Waiting(rows[places:], native) if native else None
-    assert native or places == len(rows), "only the native decoder begins rows later"
+    native_decoder = decoder if isinstance(decoder, Decoder) else None
+    first, waiting = (
+        rows[:places],
+        _Waiting(rows[places:], native_decoder) if native_decoder else None,
+    )
+    assert native_decoder or places == len(rows), "only the native decoder begins rows later"
     batch, idle = _Batch(rows, places, eos_ids, model), IdlePlaces(places)
     ids, mask, origin = _prompts(first, model.embedding.device)
     steps = max(len(row.uniforms) for row in first)
-    longest = waiting.longest if waiting is not None else None
-    logits = decoder.begin(ids, mask, origin, steps, longest)
-    progress, alive = progress or Progress(), places
+    refill_length = waiting.longest if waiting is not None else None
+    logits = decoder.begin(ids, mask, origin, steps, refill_length)
+    progress, active_count = progress or Progress(), places
     while True:
-        if abandoned.is_set():
+        if cancel_event.is_set():
             raise CancelledError
-        drawn = batch.draw(logits)
-        ended = batch.ended
-        progress.add(alive, alive - (batch.places - ended))
-        alive = batch.places - ended
-        if native and waiting:
-            if idle.due(ended, places):
-                begun = _refill(batch, waiting, native, drawn)
-                progress.add(begun, begun - (ended - batch.ended))
-                alive = batch.places - batch.ended
+        tokens = batch.draw(logits)
+        ended_count = batch.ended
+        progress.add(active_count, active_count - (batch.places - ended_count))
+        active_count = batch.places - ended_count
+        if native_decoder and waiting:
+            if idle.due(ended_count, places):
+                new_rows = _refill(batch, waiting, native_decoder, tokens)
+                progress.add(new_rows, new_rows - (ended_count - batch.ended))
+                active_count = batch.places - batch.ended
         else:
-            keep = batch.compact(ended)
-            if keep is not None:
-                if not len(keep):
+            indices = batch.compact(ended_count)
+            if indices is not None:
+                if not len(indices):
                     return batch.results()
-                drawn = drawn[keep]
-                decoder.keep(keep)
-        if native and native.full:
-            native.make_room(batch.alive)
-        logits = decoder.step(drawn)
+                tokens = tokens[indices]
+                decoder.keep(indices)
+        if native_decoder and native_decoder.full:
+            native_decoder.make_room(batch.alive)
+        logits = decoder.step(tokens)
 
 
-def _refill(batch: _Batch, waiting: _Waiting, decoder: Decoder, drawn: Tensor) -> int:
-    """Begin waiting rows in the free places; their first tokens go to `drawn`. Returns the number
+def _refill(batch: _Batch, waiting: _Waiting, decoder: Decoder, tokens: Tensor) -> int:
+    """Begin waiting rows in the free places; their first tokens go to `tokens`. Returns the number
     of rows that began."""
-    free, before = batch.free, batch.begun
+    free, start = batch.free, batch.begun
     for prompts, rows in waiting.take(len(free)):
         places, free = free[: len(rows)], free[len(rows) :]
         logits = decoder.replace(prompts, rows, places, batch.alive)
-        drawn[places] = batch.begin(places, logits)
-    return batch.begun - before
+        tokens[places] = batch.begin(places, logits)
+    return batch.begun - start

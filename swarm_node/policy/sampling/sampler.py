@@ -59,10 +59,10 @@ def check_request(request: SampleRequest, vocab_size: int, positions: int) -> No
         raise ValueError("a prompt needs a token")
     if not all(0 <= token < vocab_size for token in request.prompt_ids):
         raise ValueError("a prompt token is outside the model's vocabulary")
-    needed = len(request.prompt_ids) + request.max_new_tokens
-    if needed > positions:
+    length = len(request.prompt_ids) + request.max_new_tokens
+    if length > positions:
         raise ModelError(
-            f"a prompt and its answer need {needed} positions, the model has {positions}",
+            f"a prompt and its answer need {length} positions, the model has {positions}",
             "lower max_new_tokens",
         )
 
@@ -98,24 +98,25 @@ class Row:
         return cls(np.zeros(0, np.uint32), np.zeros(0, np.float32), (), None)
 
 
-def continued_seed(seed: int, place: int, done: int) -> int:
-    """Seed (63 bits) for the rest of row `place` of a group after `done` tokens."""
-    digest = hashlib.sha256(f"{seed}:{place}:{done}".encode()).digest()
+def continued_seed(seed: int, place: int, token_count: int) -> int:
+    """Seed (63 bits) for the rest of row `place` of a group after `token_count` tokens."""
+    digest = hashlib.sha256(f"{seed}:{place}:{token_count}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def continued(
-    request: SampleRequest, place: int, done: Sequence[int], most: int | None = None
+    request: SampleRequest, place: int, prefix_ids: Sequence[int], max_tokens: int | None = None
 ) -> SampleRequest:
-    """The request for the rest of row number `place` of `request` after the tokens `done`, or for
-    `most` tokens of it. They depend on the request's seed, the row and the tokens before."""
-    left = request.max_new_tokens - len(done)
+    """The request for the rest of row number `place` of `request` after the tokens `prefix_ids`, or
+    for `max_tokens` tokens of it. They depend on the request's seed, the row and the tokens
+    before."""
+    left = request.max_new_tokens - len(prefix_ids)
     return replace(
         request,
-        prompt_ids=(*request.prompt_ids, *done),
+        prompt_ids=(*request.prompt_ids, *prefix_ids),
         n=1,
-        seed=continued_seed(request.seed, place, len(done)),
-        max_new_tokens=left if most is None else min(most, left),
+        seed=continued_seed(request.seed, place, len(prefix_ids)),
+        max_new_tokens=left if max_tokens is None else min(max_tokens, left),
     )
 
 
@@ -133,41 +134,45 @@ def extended(
     Raises:
         ValueError: the parts do not match.
     """
-    before, count = len(row.token_ids), len(token_ids)
+    offset, count = len(row.token_ids), len(token_ids)
     if len(logprobs) != count:
         raise ValueError("an engine must give one log-prob per token")
-    joined = list(row.spans)
-    reached = 0
+    joined_spans = list(row.spans)
+    position = 0
     for version, start, end in spans:
-        if start != reached or end < start:
+        if start != position or end < start:
             raise ValueError("version spans must tile the tokens")
-        reached = end
+        position = end
         if end == start:
             continue
-        if joined and joined[-1].version == version and joined[-1].end == before + start:
-            joined[-1] = VersionSpan(version, joined[-1].start, before + end)
+        if (
+            joined_spans
+            and joined_spans[-1].version == version
+            and joined_spans[-1].end == offset + start
+        ):
+            joined_spans[-1] = VersionSpan(version, joined_spans[-1].start, offset + end)
         else:
-            joined.append(VersionSpan(version, before + start, before + end))
-    if reached != count:
+            joined_spans.append(VersionSpan(version, offset + start, offset + end))
+    if position != count:
         raise ValueError("version spans must tile the tokens")
     return Row(
         np.concatenate([row.token_ids, token_ids]),
         np.concatenate([row.logprobs, logprobs]),
-        tuple(joined),
+        tuple(joined_spans),
         Finish(finish) if finish in tuple(Finish) else None,
         _joined(row.ranking, ranking),
     )
 
 
-def _joined(first: Ranking | None, then: Ranking | None) -> Ranking | None:
+def _joined(first: Ranking | None, second: Ranking | None) -> Ranking | None:
     if first is None or not first.sampled.size:
-        return then
-    if then is None or not then.sampled.size:
+        return second
+    if second is None or not second.sampled.size:
         return first
     return Ranking(
-        np.concatenate([first.sampled, then.sampled]),
-        np.concatenate([first.ids, then.ids]),
-        np.concatenate([first.logprobs, then.logprobs]),
+        np.concatenate([first.sampled, second.sampled]),
+        np.concatenate([first.ids, second.ids]),
+        np.concatenate([first.logprobs, second.logprobs]),
     )
 
 
@@ -265,10 +270,14 @@ class InterruptibleSampler(Sampler, Protocol):
     """A `Sampler` that interleaves many requests and can return unfinished rows."""
 
     async def complete(
-        self, request: SampleRequest, begun: Sequence[Row] = (), cut: asyncio.Event | None = None
+        self,
+        request: SampleRequest,
+        partial_rows: Sequence[Row] = (),
+        stop_event: asyncio.Event | None = None,
     ) -> list[Row]:
-        """The rows of one request, resumed from `begun` if given. When `cut` is set, the unfinished
-        rows are returned at once; their `finish` is None, and they can be resumed as `begun`."""
+        """The rows of one request, resumed from `partial_rows` if given. When `stop_event` is set,
+        the unfinished rows are returned at once; their `finish` is None, and they can be resumed as
+        `partial_rows`."""
         ...
 
     def completion(self, row: Row) -> Completion:

@@ -179,12 +179,12 @@ class TorchSampler:
         config = self._model.config
         for request in requests:
             check_request(request, config.vocab_size, config.max_position_embeddings)
-        abandoned = threading.Event()
+        cancel_event = threading.Event()
         await self._ready.wait()
         try:
-            return await self._call(self._sample, tuple(requests), abandoned)
+            return await self._call(self._sample, tuple(requests), cancel_event)
         finally:
-            abandoned.set()
+            cancel_event.set()
 
     async def load(self, weights: Path, version: int) -> None:
         """See `Sampler.load`; waits for earlier sampling. A directory is taken as a LoRA adapter on
@@ -219,11 +219,11 @@ class TorchSampler:
     def _load(self, weights: Path, version: int) -> None:
         if weights.is_dir():
             self._share(weights.parent)
-            changed = self._adapter.load(load_safetensors(weights / ADAPTER_FILE))
+            is_replaced = self._adapter.load(load_safetensors(weights / ADAPTER_FILE))
         else:
             self._model.load_hf_state(_read(weights, self._model.embedding.device))
-            changed = self._adapter.remove()
-        if changed:
+            is_replaced = self._adapter.remove()
+        if is_replaced:
             self._decoder.forget()
         self._version = version
 
@@ -251,49 +251,49 @@ class TorchSampler:
         self._adapter = published_adapter(model)
 
     def _sample(
-        self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
+        self, requests: tuple[SampleRequest, ...], cancel_event: threading.Event
     ) -> list[tuple[Completion, ...]]:
-        began = time.monotonic()
+        start = time.monotonic()
         try:
-            return self._sampled(requests, abandoned)
+            return self._sampled(requests, cancel_event)
         finally:
             if any(request.guest for request in requests):
-                self._guest_seconds += time.monotonic() - began
+                self._guest_seconds += time.monotonic() - start
 
     def _sampled(
-        self, requests: tuple[SampleRequest, ...], abandoned: threading.Event
+        self, requests: tuple[SampleRequest, ...], cancel_event: threading.Event
     ) -> list[tuple[Completion, ...]]:
         rows = [row for request in requests for row in rows_of(request)]
-        own = not any(request.guest for request in requests)
+        is_local = not any(request.guest for request in requests)
         # In this order neighbours share prompts, and batches need little padding.
         order = sorted(
             range(len(rows)), key=lambda i: (len(rows[i].prompt_ids), rows[i].prompt_ids)
         )
-        done: dict[int, Completion] = {}
-        while len(done) < len(rows):
-            left = [rows[i] for i in order[len(done) :]]
+        completions: dict[int, Completion] = {}
+        while len(completions) < len(rows):
+            left = [rows[i] for i in order[len(completions) :]]
             sizes = [(len(row.prompt_ids), len(row.uniforms)) for row in left]
             places = batch_size(sizes, self._max_rows, self._decoder.shape)
             count = places  # rows that other decoders begin at once end before others begin
             if isinstance(self._decoder, Decoder):
                 count = run_size(sizes, places, self._decoder.shape)
-            counted = replace(self._progress)
-            progress = self._progress if own else Progress()
-            sampled = self._attempt(left[:count], places, abandoned, progress)
-            if sampled is None:
-                self._progress = counted  # these rows are sampled again
+            saved_progress = replace(self._progress)
+            progress = self._progress if is_local else Progress()
+            samples = self._attempt(left[:count], places, cancel_event, progress)
+            if samples is None:
+                self._progress = saved_progress  # these rows are sampled again
                 self._halve(left[:places])
                 continue
-            chosen = order[len(done) : len(done) + count]
-            done |= dict(zip(chosen, map(self._completion, sampled), strict=True))
-        in_order = iter(done[i] for i in range(len(rows)))
+            indices = order[len(completions) : len(completions) + count]
+            completions |= dict(zip(indices, map(self._completion, samples), strict=True))
+        in_order = iter(completions[i] for i in range(len(rows)))
         return [tuple(islice(in_order, request.n)) for request in requests]
 
     def _attempt(
         self,
         rows: Sequence[SeededRow],
         places: int,
-        abandoned: threading.Event,
+        cancel_event: threading.Event,
         progress: Progress,
     ) -> list[Sampled] | None:
         """Sample `rows`, `places` of them at once. None when memory ran out."""
@@ -301,41 +301,41 @@ class TorchSampler:
         try:
             with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
                 eos_ids = self._codec.eos_ids
-                return generate(self._decoder, rows, eos_ids, abandoned, places, progress)
+                return generate(self._decoder, rows, eos_ids, cancel_event, places, progress)
         except (RuntimeError, MemoryError) as error:
             if not out_of_memory(error):
                 raise
             return None
 
-    def _halve(self, tried: Sequence[SeededRow]) -> None:
+    def _halve(self, rows: Sequence[SeededRow]) -> None:
         """
         Raises:
-            ModelError: `tried` is a single row.
+            ModelError: `rows` is a single row.
         """
         # Not in an exception handler: there the traceback would keep the tensors alive.
-        self._decoder.shrink(max(1, len(tried) // 2))
+        self._decoder.shrink(max(1, len(rows) // 2))
         self._shape = self._decoder.shape
-        if len(tried) == 1:
-            tokens = len(tried[0].prompt_ids) + len(tried[0].uniforms)
+        if len(rows) == 1:
+            tokens = len(rows[0].prompt_ids) + len(rows[0].uniforms)
             raise ModelError(
                 f"not enough memory to sample one answer at a time, of {tokens} tokens with its "
                 "prompt",
                 "lower sampling.max_new_tokens, or take a smaller model",
             )
-        self._max_rows = len(tried) // 2
+        self._max_rows = len(rows) // 2
         self._faults["sampler_memory"] += 1
         _log.warning("out of memory: the sampler samples fewer rows at once", rows=self._max_rows)
 
-    def _completion(self, sampled: Sampled) -> Completion:
-        ids = sampled.token_ids
-        stopped = int(ids[-1]) in self._codec.eos_ids
+    def _completion(self, sample: Sampled) -> Completion:
+        ids = sample.token_ids
+        has_end = int(ids[-1]) in self._codec.eos_ids
         return Completion(
-            text=self._codec.decode(ids[:-1].tolist() if stopped else ids.tolist()),
+            text=self._codec.decode(ids[:-1].tolist() if has_end else ids.tolist()),
             token_ids=ids,
-            logprobs=sampled.logprobs,
+            logprobs=sample.logprobs,
             spans=(VersionSpan(self._version, 0, len(ids)),),
-            finish=Finish.STOP if stopped else Finish.LENGTH,
-            ranking=sampled.ranking,
+            finish=Finish.STOP if has_end else Finish.LENGTH,
+            ranking=sample.ranking,
         )
 
 

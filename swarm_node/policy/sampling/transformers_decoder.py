@@ -29,23 +29,23 @@ class TransformersDecoder:
         self._positions = torch.zeros(0, dtype=torch.int64)
 
     def begin(
-        self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int, later: int | None = None
+        self, ids: Tensor, mask: Tensor, rows: Tensor, steps: int, refill_length: int | None = None
     ) -> Tensor:
-        """See `Decoder.begin`; no sequences come `later`."""
-        assert later is None, "no row takes another's place"
+        """See `Decoder.begin`; no sequences come later."""
+        assert refill_length is None, "no row takes another's place"
         self._cache = None  # first, because it holds the memory of before
-        hidden, self._cache = self.model.start(ids, mask)
+        hidden_states, self._cache = self.model.start(ids, mask)
         self._cache.batch_select_indices(rows)
         self._mask = mask.index_select(0, rows)
         self._positions = self._mask.sum(1)
-        return self.model.logits(hidden.index_select(0, rows))
+        return self.model.logits(hidden_states.index_select(0, rows))
 
     def step(self, tokens: Tensor) -> Tensor:
         """See `Decoder.step`."""
         self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], 1)
-        hidden = self.model.step(tokens, self._mask, self._positions, self._cache)
+        hidden_states = self.model.step(tokens, self._mask, self._positions, self._cache)
         self._positions = self._positions + 1
-        return self.model.logits(hidden)
+        return self.model.logits(hidden_states)
 
     def keep(self, rows: Tensor) -> None:
         """See `Decoder.keep`."""

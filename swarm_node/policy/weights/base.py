@@ -35,9 +35,9 @@ _INDEX, _FILE = "base.json", "base.weights"
 
 
 def make_base(
-    model_dir: Path, directory: Path | None, where: Placement, *, four_bit: bool = False
+    model_dir: Path, directory: Path | None, placement: Placement, *, four_bit: bool = False
 ) -> CausalLM | TransformersLM:
-    """The model in `model_dir`, frozen, in the type of the products at `where`, its matrices in
+    """The model in `model_dir`, frozen, in the type of the products at `placement`, its matrices in
     four bits if `four_bit`. Each weight goes straight to its device. The weights lie in memory that
     `map_base` shares through the trainer's private `directory`; None shares nothing. A file that an
     earlier trainer left there is mapped instead of written again. A model that transformers
@@ -47,36 +47,36 @@ def make_base(
         ModelError: the model cannot be used, or `directory` has too little space.
         ConfigError: bitsandbytes is needed and not installed.
     """
-    config, dtype = ModelConfig.from_directory(model_dir), where.products
+    config, dtype = ModelConfig.from_directory(model_dir), placement.products
     if not config.native:
         assert directory is None, "a plan for other models shares nothing"
         assert not four_bit
         from swarm_node.policy.models.by_transformers.language_model import TransformersLM
 
-        whole = TransformersLM.from_directory(model_dir, DTYPES[dtype])
-        return whole.requires_grad_(False).to(where.device)
+        hf_model = TransformersLM.from_directory(model_dir, DTYPES[dtype])
+        return hf_model.requires_grad_(False).to(placement.device)
     model = CausalLM(config, draw=False)
     _, total = _table(model, DTYPES[dtype], four_bit)
-    on_host = where.device == "cpu"
+    on_host = placement.device == "cpu"
     if on_host and directory is not None:
         if (directory / _INDEX).exists():
             return map_base(directory, model.config)[0]
-        flat = _new_file(directory / _FILE, total)
+        buffer = _new_file(directory / _FILE, total)
     else:
         with shareable():
-            flat = torch.empty(total, dtype=torch.uint8, device=where.device)
-    _adopt(model, flat, DTYPES[dtype], four_bit)
+            buffer = torch.empty(total, dtype=torch.uint8, device=placement.device)
+    _adopt(model, buffer, DTYPES[dtype], four_bit)
     model.load_hf_state(stored_weights(model_dir))
     if directory is None:
         return model
     if not on_host:
-        torch.cuda.synchronize(flat.device)
-    handle = None if on_host else exported(flat)
+        torch.cuda.synchronize(buffer.device)
+    handle = None if on_host else exported(buffer)
     index = directory / _INDEX
-    temporary = index.with_suffix(".tmp")
-    found = {"dtype": dtype, "four_bit": four_bit, "handle": handle}
-    temporary.write_text(json.dumps(found), encoding="ascii")
-    temporary.replace(index)
+    temp_path = index.with_suffix(".tmp")
+    entry = {"dtype": dtype, "four_bit": four_bit, "handle": handle}
+    temp_path.write_text(json.dumps(entry), encoding="ascii")
+    temp_path.replace(index)
     return model
 
 
@@ -90,20 +90,20 @@ def map_base(directory: Path, config: ModelConfig, gpu: int | None = None) -> tu
         ConfigError: bitsandbytes is needed and not installed.
     """
     text = base_index(directory)
-    found: dict[str, Any] = json.loads(text)
-    model, dtype, four_bit = CausalLM(config, draw=False), DTYPES[found["dtype"]], found["four_bit"]
+    entry: dict[str, Any] = json.loads(text)
+    model, dtype, four_bit = CausalLM(config, draw=False), DTYPES[entry["dtype"]], entry["four_bit"]
     _, total = _table(model, dtype, four_bit)
-    if found["handle"] is None:
+    if entry["handle"] is None:
         file = directory / _FILE
         if file.stat().st_size != total:
             raise ModelError(f"{file} is not of this model", "remove it and start again")
         # Copied on write: a reader shares the pages and cannot change the trainer's weights.
-        flat = torch.from_file(str(file), shared=False, size=total, dtype=torch.uint8)
+        buffer = torch.from_file(str(file), shared=False, size=total, dtype=torch.uint8)
     else:
         # Trainer and node see the same GPUs, and the handle begins with the trainer's number.
-        number = found["handle"][0] if gpu is None else gpu
-        flat = imported(found["handle"], torch.uint8, number)
-    _adopt(model, flat, dtype, four_bit)
+        number = entry["handle"][0] if gpu is None else gpu
+        buffer = imported(entry["handle"], torch.uint8, number)
+    _adopt(model, buffer, dtype, four_bit)
     return model, text
 
 
@@ -123,16 +123,16 @@ def _table(
     pieces: dict[str, list[int]] = {}
     for name, part in model.named_parameters():
         if four_bit and name.endswith(MATRICES):
-            packed, absmax = FourBit.sizes(part.shape)
-            pieces |= {f"{name}.packed": [packed], f"{name}.absmax": [4 * absmax]}
+            code_bytes, absmax = FourBit.sizes(part.shape)
+            pieces |= {f"{name}.packed": [code_bytes], f"{name}.absmax": [4 * absmax]}
         else:
             pieces[name] = [dtype.itemsize * part.numel()]
     return layout(pieces)
 
 
-def _adopt(model: CausalLM, flat: Tensor, dtype: torch.dtype, four_bit: bool) -> None:
-    """Let the model's parameters, which are frozen, be views of `flat` (bytes)."""
-    pieces = dict(views(flat, _table(model, dtype, four_bit)[0]))
+def _adopt(model: CausalLM, buffer: Tensor, dtype: torch.dtype, four_bit: bool) -> None:
+    """Let the model's parameters, which are frozen, be views of `buffer` (bytes)."""
+    pieces = dict(views(buffer, _table(model, dtype, four_bit)[0]))
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(False)
         if name in pieces:
@@ -141,11 +141,11 @@ def _adopt(model: CausalLM, flat: Tensor, dtype: torch.dtype, four_bit: bool) ->
         path, _, site = name.rpartition(".")
         layer = model.get_submodule(path)
         assert isinstance(layer, DecoderLayer)
-        packed, absmax = pieces[f"{name}.packed"], pieces[f"{name}.absmax"].view(torch.float32)
-        layer.four_bit[site] = FourBit(packed, absmax, parameter.shape, dtype)
+        codes, absmax = pieces[f"{name}.packed"], pieces[f"{name}.absmax"].view(torch.float32)
+        layer.four_bit[site] = FourBit(codes, absmax, parameter.shape, dtype)
         # One NaN in memory, so that a read of it as a weight shows.
-        nothing = torch.full((), torch.nan, dtype=dtype, device=flat.device)
-        parameter.data = nothing.expand(parameter.shape)
+        placeholder = torch.full((), torch.nan, dtype=dtype, device=buffer.device)
+        parameter.data = placeholder.expand(parameter.shape)
 
 
 def _new_file(path: Path, size: int) -> Tensor:

@@ -52,14 +52,16 @@ class Canary:
         return {_KEY: json.dumps({"ids": self.token_ids, "logprobs": self.logprobs})}
 
 
-def difference(expected: Sequence[float], measured: Sequence[float]) -> float:
+def difference(trainer_logps: Sequence[float], engine_logps: Sequence[float]) -> float:
     """Mean |Δ log-prob| in nats between the trainer's log-probs and an engine's. A token whose
     log-prob is below -10 counts in proportion less, because a half-precision engine rounds such
     log-probs more coarsely. Infinite if there are none, or their number differs."""
-    if not expected or len(measured) != len(expected):
+    if not trainer_logps or len(engine_logps) != len(trainer_logps):
         return math.inf
-    wanted = np.asarray(expected)
-    delta = np.abs(np.asarray(measured) - wanted) / np.maximum(1.0, np.abs(wanted) / _PLAIN)
+    references = np.asarray(trainer_logps)
+    delta = np.abs(np.asarray(engine_logps) - references) / np.maximum(
+        1.0, np.abs(references) / _PLAIN
+    )
     return float(delta.mean()) if np.isfinite(delta).all() else math.inf
 
 
@@ -79,8 +81,8 @@ def canary_ids(vocab_size: int, positions: int, text: Sequence[int] = ()) -> tup
     count = min(LENGTH, positions)
     if len(text) >= count and max(text) < vocab_size:
         return tuple(text[:count])
-    drawn = np.frombuffer(hashlib.shake_256(b"canary").digest(4 * count), np.uint32)
-    return tuple(int(value) % vocab_size for value in drawn)
+    values = np.frombuffer(hashlib.shake_256(b"canary").digest(4 * count), np.uint32)
+    return tuple(int(value) % vocab_size for value in values)
 
 
 def text_ids(model_dir: Path) -> tuple[int, ...]:
@@ -103,8 +105,8 @@ def read_canary(weights: Path) -> Canary:
     try:
         with safe_open(weights, framework="np") as file:
             metadata = file.metadata() or {}
-        stored = json.loads(metadata[_KEY])
-        return Canary(tuple(map(int, stored["ids"])), tuple(map(float, stored["logprobs"])))
+        entry = json.loads(metadata[_KEY])
+        return Canary(tuple(map(int, entry["ids"])), tuple(map(float, entry["logprobs"])))
     except (OSError, SafetensorError) as error:
         raise ModelError(f"cannot read the weights in {weights}: {words_of(error)}") from error
     except (KeyError, TypeError, ValueError) as error:

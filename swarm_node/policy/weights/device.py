@@ -38,14 +38,14 @@ class DeviceBuffers:
     """Memory for the two newest versions on the trainer's GPU, one piece for each, in the type of
     the trainer's matrix products."""
 
-    def __init__(self, where: Placement) -> None:
+    def __init__(self, placement: Placement) -> None:
         """
         Raises:
-            ModelError: `where` is not a GPU.
+            ModelError: `placement` is not a GPU.
         """
-        if where.device == "cpu":
+        if placement.device == "cpu":
             raise ModelError("weights lie in a GPU's memory, and there is no GPU")
-        self._device, self._dtype = where.device, where.products
+        self._device, self._dtype = placement.device, placement.products
         #: The newest last. Each with its handle: torch keeps something of every export until the
         #: memory goes.
         self._slots: list[tuple[Tensor, list[Any]]] = []
@@ -55,15 +55,15 @@ class DeviceBuffers:
         table, total = layout({name: tuple(tensor.shape) for name, tensor in weights.items()})
         if len(self._slots) < _SLOTS:
             with shareable():
-                flat = torch.empty(total, dtype=DTYPES[self._dtype], device=self._device)
-            self._slots.append((flat, exported(flat)))
+                buffer = torch.empty(total, dtype=DTYPES[self._dtype], device=self._device)
+            self._slots.append((buffer, exported(buffer)))
         else:
             self._slots.append(self._slots.pop(0))  # the oldest version gives way
         slot, handle = self._slots[-1]
         fill(slot, weights, table)
         torch.cuda.synchronize(slot.device)
-        stored = {"handle": handle, "dtype": self._dtype, "tensors": table}
-        return {_KEY: json.dumps(stored)}
+        entry = {"handle": handle, "dtype": self._dtype, "tensors": table}
+        return {_KEY: json.dumps(entry)}
 
 
 def in_place(part: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,17 +83,19 @@ def layout(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, tuple[int, li
 
 
 def fill(
-    flat: Tensor, weights: Mapping[str, Tensor], table: Mapping[str, tuple[int, list[int]]]
+    buffer: Tensor, weights: Mapping[str, Tensor], table: Mapping[str, tuple[int, list[int]]]
 ) -> None:
-    """Copy tensors to their places, casting to the type of `flat`."""
-    for name, view in views(flat, table):
+    """Copy tensors to their places, casting to the type of `buffer`."""
+    for name, view in views(buffer, table):
         view.copy_(weights[name])
 
 
-def views(flat: Tensor, table: Mapping[str, tuple[int, list[int]]]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that `table` places in `flat`; no copies."""
+def views(
+    buffer: Tensor, table: Mapping[str, tuple[int, list[int]]]
+) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that `table` places in `buffer`; no copies."""
     for name, (start, shape) in table.items():
-        yield name, flat[start : start + prod(shape)].view(shape)
+        yield name, buffer[start : start + prod(shape)].view(shape)
 
 
 def is_on_device(metadata: Mapping[str, str]) -> bool:
@@ -105,9 +107,9 @@ def read_device(metadata: Mapping[str, str], index: int = 0) -> Iterator[tuple[s
     """The tensors that a file's header refers to, as views of the trainer's memory. The reader must
     copy them before the next version is put. It must be another process than the trainer, whose GPU
     it sees under the number `index`."""
-    stored = json.loads(metadata[_KEY])
-    flat = imported(stored["handle"], DTYPES[stored["dtype"]], index)
-    yield from views(flat, stored["tensors"])
+    entry = json.loads(metadata[_KEY])
+    buffer = imported(entry["handle"], DTYPES[entry["dtype"]], index)
+    yield from views(buffer, entry["tensors"])
 
 
 @contextmanager
@@ -115,22 +117,22 @@ def shareable() -> Iterator[None]:
     """GPU memory that is allocated in this block can be exported: it lies in segments that do not
     grow. Sharing those that do needs a system call that containers may refuse (pidfd_getfd, PyTorch
     issue 165685). With the setting off, the allocator takes no free block of a growing segment."""
-    grows = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == GROWING
+    is_growing = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") == GROWING
     try:
-        if grows:
+        if is_growing:
             torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
         yield
     finally:
-        if grows:
+        if is_growing:
             torch._C._accelerator_setAllocatorSettings(GROWING)
 
 
-def exported(flat: Tensor) -> list[Any]:
+def exported(buffer: Tensor) -> list[Any]:
     """The handle of memory on a GPU, for `imported` in another process: the arguments of
     `UntypedStorage._new_shared_cuda`, with bytes as hexadecimal text. The memory is one that was
     allocated as `shareable`. Export each once, and name the handle to a reader only when all
     writing is done: a reader waits for no event."""
-    *handle, _ = flat.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
+    *handle, _ = buffer.untyped_storage()._share_cuda_()  # type: ignore[no-untyped-call]
     return [*(part.hex() if isinstance(part, bytes) else part for part in handle), False]
 
 

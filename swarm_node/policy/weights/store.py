@@ -50,9 +50,9 @@ def shared_memory_dir(owner: str, need: int) -> Path:
     free = {place: shutil.disk_usage(place).free for place in usable}
     parent = next((place for place in usable if free[place] >= need), None)
     if parent is None:
-        found = ", ".join(f"{place} {_gb(size)}" for place, size in free.items())
+        sizes = ", ".join(f"{place} {_gb(size)}" for place, size in free.items())
         raise WeightsError(
-            f"the newest policy versions need {_gb(need)}, and there are free: {found or 'none'}. "
+            f"the newest policy versions need {_gb(need)}, and there are free: {sizes or 'none'}. "
             f"Give {_SHARED_MEMORY} more (docker run --shm-size), or set TMPDIR to a directory on "
             "a larger disk"
         )
@@ -77,19 +77,19 @@ def _written(directory: Path, need: int) -> Iterator[None]:
         if need <= free:
             yield
             return
-        why = f"{_gb(free)} are free"
+        reason = f"{_gb(free)} are free"
     except (OSError, SafetensorError) as error:
-        why = words_of(error)
+        reason = words_of(error)
         # Safetensors has the operating system's number in its words alone.
-        known = (
-            getattr(error, "errno", None) == each or f"os error {each})" in str(error)
-            for each in _SHORT
+        matches = (
+            getattr(error, "errno", None) == code or f"os error {code})" in str(error)
+            for code in _SHORT
         )
-        if any(known):
-            raise OSError(f"cannot write a policy version into {directory}: {why}") from error
+        if any(matches):
+            raise OSError(f"cannot write a policy version into {directory}: {reason}") from error
     raise WeightsError(
-        f"cannot write a policy version of {_gb(need)} into {directory}: {why}. Free space there, "
-        "or give this node more (docker run --shm-size; TMPDIR)"
+        f"cannot write a policy version of {_gb(need)} into {directory}: {reason}. Free "
+        "space there, or give this node more (docker run --shm-size; TMPDIR)"
     )
 
 
@@ -170,12 +170,12 @@ class WeightStore:
             WeightsError: it does not fit, or cannot be written.
         """
         target = self.path(version)
-        temporary = target.with_suffix(".tmp")
+        temp_path = target.with_suffix(".tmp")
         with _written(self.directory, sum(weight.nbytes for weight in weights.values())):
-            _save(weights, temporary, dict(metadata) if metadata else None)
-            temporary.replace(target)
-        for older in self.versions()[:-KEEP_VERSIONS]:
-            self.path(older).unlink(missing_ok=True)
+            _save(weights, temp_path, dict(metadata) if metadata else None)
+            temp_path.replace(target)
+        for old_version in self.versions()[:-KEEP_VERSIONS]:
+            self.path(old_version).unlink(missing_ok=True)
         return target
 
     def publish_adapter(self, version: int, need: int, save: Callable[[Path], None]) -> Path:
@@ -186,15 +186,15 @@ class WeightStore:
             WeightsError: it does not fit, or cannot be written.
         """
         target = self.adapter_path(version)
-        temporary = target.with_suffix(".tmp")
+        temp_path = target.with_suffix(".tmp")
         with _written(self.directory, need):
-            temporary.mkdir(mode=0o700)
-            save(temporary)
+            temp_path.mkdir(mode=0o700)
+            save(temp_path)
             if target.exists():
                 shutil.rmtree(target)
-            temporary.replace(target)
-        for older in self._numbers(_ADAPTER)[:-KEEP_VERSIONS]:
-            shutil.rmtree(self.adapter_path(older))
+            temp_path.replace(target)
+        for old_version in self._numbers(_ADAPTER)[:-KEEP_VERSIONS]:
+            shutil.rmtree(self.adapter_path(old_version))
         return target
 
     def versions(self) -> list[int]:

@@ -148,7 +148,7 @@ async def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(
     await bob.exchange.meeting.beat(0, 20.0)
     peer = alice.directory.meet(bob.peer_id, SYSTEM_CLOCK.now())
     heard = (await alice.transport.heartbeats())[bob.peer_id]
-    alice.exchange.meeting._hear(heard, expected=bob.peer_id, teller=None)
+    alice.exchange.meeting._hear(heard, author_id=bob.peer_id, teller=None)
     assert peer.heartbeat == heard
     assert (
         alice.members.issuer(bob.peer_id)

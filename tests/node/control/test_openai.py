@@ -55,7 +55,7 @@ class Running(NamedTuple):
 async def running(home: Path, sampled: bool = True) -> AsyncIterator[Running]:
     sampler = TorchSampler.from_directory(TINY, codec=CODEC, threads=1)
     guests = Guests(sampler, share=1.0)
-    server = OpenAIServer(guests, CODEC, model="tiny", longest=lambda: 24)
+    server = OpenAIServer(guests, CODEC, model="tiny", token_limit=lambda: 24)
 
     async def loop() -> None:
         while True:

@@ -75,7 +75,7 @@ def test_pieces_have_each_token_of_the_text_once(
     text = AnswerText(lambda part: bytes(part).decode("utf-8", "replace"), stops)
     said, tokens, offsets = AnswerLogprobs("text", byte), list[float](), list[int]()
     for end in [*range(size, len(ids), size), len(ids)]:
-        text.take(ids[:end], ended=end == len(ids))
+        text.take(ids[:end], is_finished=end == len(ids))
         last = end == len(ids) and not text.stopped
         new = said.take(ids[:end], ranked[:end], None if last else len(text.text))
         if new is not None:

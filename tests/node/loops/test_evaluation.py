@@ -163,7 +163,7 @@ def _measured(place: Path, **changes: Any) -> tuple[EvalPoint, dict[TaskRef, str
 
 
 def _evaluator(parts: Parts, info: EnvironmentInfo, **changes: Any) -> Evaluator:
-    arguments = {"tasks": 4, "earlier": 0.0, "tally": Tally(), "least": 1.0, **changes}
+    arguments = {"tasks": 4, "elapsed": 0.0, "tally": Tally(), "min_pause": 1.0, **changes}
     return Evaluator(
         sampling=small_settings().sampling,
         parts=parts,
@@ -175,10 +175,10 @@ def _evaluator(parts: Parts, info: EnvironmentInfo, **changes: Any) -> Evaluator
 
 def test_a_curve_goes_on_from_the_seconds_of_an_earlier_run(tmp_path: Path) -> None:
     seconds = []
-    for earlier in (0.0, 100.0):
-        place = tmp_path / f"{earlier}"
+    for elapsed in (0.0, 100.0):
+        place = tmp_path / f"{elapsed}"
         place.mkdir()
-        seconds.append(_measured(place, tries=1, earlier=earlier)[0].seconds)
+        seconds.append(_measured(place, tries=1, elapsed=elapsed)[0].seconds)
     assert seconds[1] == seconds[0] + 100.0
 
 

@@ -102,9 +102,9 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
         info=info,
         own_families=info.families,
         tasks=24,
-        earlier=0.0,
+        elapsed=0.0,
         tally=tally,
-        least=0.0,
+        min_pause=0.0,
     ).measure()
     assert 0.0 <= point.reward <= 1.0
     barren = Beginning(info.name, 0.0, 0, 16, ())

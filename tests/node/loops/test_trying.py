@@ -72,9 +72,9 @@ async def test_a_trial_samples_and_judges_a_few_tasks_with_each_change(world: Wo
     noted: list[tuple[int, int]] = []
 
     @contextmanager
-    def calls(longest: int, *, answers: int) -> Iterator[None]:
-        noted.append((longest, answers))
-        with at_sampler(parts, tally, longest, answers=answers):
+    def calls(max_tokens: int, *, answers: int) -> Iterator[None]:
+        noted.append((max_tokens, answers))
+        with at_sampler(parts, tally, max_tokens, answers=answers):
             yield
 
     found = await try_changes(BARREN, requests, parts.sampler, judging, parts.codec, calls)

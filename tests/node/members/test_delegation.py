@@ -55,10 +55,10 @@ def test_a_home_expels_members_with_either_key(tmp_path: Path, root_is_here: boo
 def test_only_the_root_outranks_a_stolen_delegate(tmp_path: Path) -> None:
     owner = founded(tmp_path)
     delegate = owner.delegate()
-    assert revoke(owner, [delegate.key.public_key], NOW, outrank=True) == ROOT_ONLY
+    assert revoke(owner, [delegate.key.public_key], NOW, as_root=True) == ROOT_ONLY
     (owner.path / "root.key").unlink()
     with pytest.raises(HomeError, match=r"root\.key"):
-        revoke(owner, [b"k" * 32], NOW, outrank=True)
+        revoke(owner, [b"k" * 32], NOW, as_root=True)
     with pytest.raises(HomeError, match="the root"):
         revoke(owner, [b"k" * 32], NOW)
 
@@ -126,8 +126,8 @@ def test_a_thief_that_fills_the_list_and_rotates_the_secret_is_outranked(tmp_pat
     full = [n.to_bytes(32, "big") for n in range(MAX_REVOKED)]
     owner.save("revoked", next_list(delegate, owner.swarm(), None, full, NOW).raw)
     with pytest.raises(HomeError, match="revocation list"):
-        revoke(owner, [key], NOW, outrank=True)
-    assert revoke(owner, [key], NOW, outrank=True, anew=True) == ROOT_ONLY
+        revoke(owner, [key], NOW, as_root=True)
+    assert revoke(owner, [key], NOW, as_root=True, from_scratch=True) == ROOT_ONLY
     assert rotate_secret(owner, NOW) == ROOT_ONLY, "the first list of the root's own is enough"
     assert revoke(owner, [b"k" * 32], NOW) == ROOT_ONLY + 1
     with pytest.raises(ValueError, match="the root"):

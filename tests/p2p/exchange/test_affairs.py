@@ -41,8 +41,8 @@ class Asked(Asker):
         self.asked.append((peer.peer_id, protocol))
         return self._replies.get((peer.peer_id, protocol), b"")
 
-    def reject(self, rejected: Rejected, peer_id: str | None) -> None:
-        self.rejected.append((rejected.reason, peer_id))
+    def reject(self, rejection: Rejected, peer_id: str | None) -> None:
+        self.rejected.append((rejection.reason, peer_id))
 
 
 class Node:

@@ -134,7 +134,7 @@ def test_a_clock_an_hour_ahead_is_named_at_both_ends(tmp_path: Path) -> None:
 def test_a_clock_an_hour_behind_hears_times_ahead_of_it(tmp_path: Path) -> None:
     async def scene(swarm: Swarm, one: LightNode, host: LightNode) -> None:
         presence = swarm.presence(host.membership, issued=float(DAY))
-        one.exchange.meeting._hear(presence, expected=host.peer_id, teller=None)
+        one.exchange.meeting._hear(presence, author_id=host.peer_id, teller=None)
         (here,) = _told(one)
         assert re.search(r"\b3,600 s behind", here)
 

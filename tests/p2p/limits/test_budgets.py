@@ -6,7 +6,7 @@ import pytest
 
 from swarm_node.p2p.limits.budgets import FREE_SECONDS, HALF_LIFE, Budget, Effort, Traffic, Wants
 
-WANTS = Wants.of(own=4, external=4, batches=8, poll=2.0, answers=8, tokens=24)
+WANTS = Wants.of(local_groups=4, external_groups=4, batches=8, poll=2.0, answers=8, tokens=24)
 
 
 def issuer(peer: str) -> str:
@@ -29,9 +29,9 @@ def test_what_a_node_wants_follows_from_its_settings() -> None:
     assert WANTS.groups == 16.0
     assert WANTS.size == 8 * (24 * 12 + 64) + 512
     assert WANTS.external == 1.0
-    large = Wants.of(own=4, external=4, batches=8, poll=2.0, answers=8, tokens=512)
+    large = Wants.of(local_groups=4, external_groups=4, batches=8, poll=2.0, answers=8, tokens=512)
     assert large.size > 10 * WANTS.size
-    alone = Wants.of(own=4, external=0, batches=8, poll=2.0, answers=8, tokens=24)
+    alone = Wants.of(local_groups=4, external_groups=0, batches=8, poll=2.0, answers=8, tokens=24)
     assert alone.groups == WANTS.groups, "a node that takes nothing still serves"
 
 
@@ -173,11 +173,11 @@ def test_what_is_given_back_leaves_the_shares_as_if_it_had_not_been_taken() -> N
     for traffic in (used, other):
         traffic.sent("honest/1", 0.0, burst // 2)
     assert used.reserves("bad/1", 0.0, burst)
-    used.unsent("bad/1", HALF_LIFE, burst, since=0.0)
+    used.unsent("bad/1", HALF_LIFE, burst, reserved_at=0.0)
     for traffic in (used, other):
         assert traffic._bytes_out._taken.share("honest", HALF_LIFE) == pytest.approx(1.0)
         assert traffic._bytes_out._taken.total(HALF_LIFE) == pytest.approx(burst / 4)
         assert traffic.reserves("honest/1", HALF_LIFE, burst)
     budget = Budget(1.0)
-    budget.charge("a", "a/1", 0.0, -100.0, since=0.0)  # more than was taken
+    budget.charge("a", "a/1", 0.0, -100.0, charged_at=0.0)  # more than was taken
     assert [budget.take("a", "a/1", 0.0) for _ in range(11)] == [True] * 10 + [False]

@@ -259,7 +259,7 @@ def test_a_delegate_does_not_contend_with_the_root() -> None:
     node = Node(SWARM.member(8), SWARM.delegate)
     node.own.lists.offer(listed(KEY, OTHER_KEY))
     held = node.own.lists.held
-    root = next_list(SWARM.root, SWARM.info, held, [KEY], SWARM.begin, outrank=True, anew=True)
+    root = next_list(SWARM.root, SWARM.info, held, [KEY], SWARM.begin, root_only=True, anew=True)
     node.own.lists.offer(root.raw)
     node.own.refresh()
     assert node.own.lists.raw == root.raw

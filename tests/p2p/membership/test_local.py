@@ -14,7 +14,7 @@ def test_a_node_begins_with_its_own_names_and_knows_nobody() -> None:
     first, second = Seeded(0).memberships(2)
     clock = Clock(now=lambda: 5.0, wall=lambda: EPOCH + 5.0)
     blocked = frozenset[str]()
-    local = Local.of(first.identity, first.swarm, clock, blocked=lambda: blocked)
+    local = Local.of(first.identity, first.swarm, clock, blocks=lambda: blocked)
     assert local.peer_id == first.identity.peer_id
     with pytest.raises(ValueError, match="own peer"):
         local.directory.meet(local.peer_id, 0.0)

@@ -66,10 +66,10 @@ def test_a_presence_brings_the_member_and_its_claims() -> None:
     assert heard.member.peer_id == anna.identity.peer_id
     assert world.members.is_member(anna.identity.peer_id)
     world.members.hear(SWARM.presence(SWARM.member(2)))
-    world.members.note("nobody", revoked=9, secret=9)
+    world.members.note("nobody", list_number=9, secret=9)
     assert world.members.delegates() == [anna.identity.peer_id]
-    assert world.members.holding(revoked=2) == [anna.identity.peer_id]
-    assert world.members.holding(secret=2, revoked=3) == []
+    assert world.members.holding(list_number=2) == [anna.identity.peer_id]
+    assert world.members.holding(secret=2, list_number=3) == []
 
 
 def test_relays_are_members_that_say_so() -> None:

@@ -52,7 +52,7 @@ def test_a_new_peer_is_tried_once_and_then_ignored_for_an_hour() -> None:
     book = _book()
     _tell(book, ["peer"])
     assert [known.peer_id for known in _picked(book, 0.0)] == ["peer"]
-    book.failed("peer", 0.0, heard=0.0)
+    book.failed("peer", 0.0, last_heard=0.0)
     assert len(book) == 0
     _tell(book, ["peer"], now=UNMET.longest - 1)
     assert len(book) == 0
@@ -64,7 +64,7 @@ def test_who_was_not_met_is_listed_also_while_it_is_ignored_and_can_be_taken_bac
     book = _book()
     book.configure([("named", ["/named"])], 0.0)
     _tell(book, ["dead", "later", "met"])
-    book.failed("dead", 0.0, heard=0.0)
+    book.failed("dead", 0.0, last_heard=0.0)
     found, total = book.unmet(1.0, 9, lambda peer: peer == "met")
     tries = {each.peer_id: each.tries for each in found}
     assert [*tries.items()] == [("named", 0), ("dead", 1), ("later", 0)]
@@ -93,7 +93,7 @@ def test_a_peer_that_states_other_addresses_is_tried_again() -> None:
     book = _book()
     tell(["/behind/nat"], 1)
     assert [known.peer_id for known in _picked(book, 1.0)] == ["peer"]
-    book.failed("peer", 1.0, heard=0.0)
+    book.failed("peer", 1.0, last_heard=0.0)
     tell(["/behind/nat"], 2)
     assert len(book) == 0
     tell(["/relay/p2p-circuit", "/behind/nat"], 3)  # it found a relay
@@ -107,7 +107,7 @@ def test_a_peer_that_states_other_addresses_is_tried_again() -> None:
 def test_who_comes_by_itself_is_no_longer_ignored() -> None:
     book = _book()
     _tell(book, ["peer"])
-    book.failed("peer", 0.0, heard=0.0)
+    book.failed("peer", 0.0, last_heard=0.0)
     _tell(book, ["peer"], now=1.0)
     assert len(book) == 0
     book.welcome("peer", ["/peer"], 1.0, "issuer")
@@ -118,7 +118,7 @@ def test_a_node_that_hears_nobody_blames_nobody() -> None:
     book = _book()
     _tell(book, ["peer"])
     for _ in range(50):
-        book.failed("peer", 0.0, heard=float("-inf"))
+        book.failed("peer", 0.0, last_heard=float("-inf"))
     assert len(book) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_tried_peer_leaves_after_several_failures_each_later_than_the_last() -
     now, waits = 0.0, []
     assert [known.peer_id for known in _picked(book, now)] == ["peer"]
     while (known := book.get("peer")) is not None:
-        book.failed("peer", now, heard=now)
+        book.failed("peer", now, last_heard=now)
         waits.append(known.retry.due_at - now)
         now = known.retry.due_at
         assert _picked(book, now) == [], "the caller knows of the silent ones"
@@ -147,7 +147,7 @@ def test_while_the_peers_that_a_teller_names_do_not_answer_the_others_wait() -> 
         known = book.pick(rng, float(second), lambda _: False)
         if known is not None:
             tries += 1
-            book.failed(known.peer_id, float(second), heard=float(second))
+            book.failed(known.peer_id, float(second), last_heard=float(second))
     assert tries <= 16  # after 2, 4, 8, 16, 32 and then 60 seconds each
     _tell(book, ["live"], teller="honest", now=600.0)
     assert [known.peer_id for known in _picked(book, 600.0)] == ["live"]
@@ -161,7 +161,7 @@ def test_configured_peers_and_anchors_come_first_and_configured_ones_are_kept() 
     first = [known.peer_id for known in _picked(book, 0.0)[:2]]
     assert first == ["anchor", "bootstrap"]
     for second in range(100):
-        book.failed("bootstrap", float(second), heard=float(second))
+        book.failed("bootstrap", float(second), last_heard=float(second))
     assert book.get("bootstrap") is not None
 
 
@@ -194,14 +194,14 @@ def test_a_configured_peer_never_leaves_and_others_do() -> None:
         assert len(book.silent()) == (2 if failures else 0)
         now = PEER.longest * (failures + 1)
         for name in ("bootstrap", "peer"):
-            book.failed(name, now, heard=now)
+            book.failed(name, now, last_heard=now)
     assert set(book.silent()) == {"bootstrap"}
 
 
 def test_who_never_answered_has_not_become_silent() -> None:
     book = _book()
     book.configure([("peer", ["/peer"])], 0.0)
-    book.failed("peer", 0.0, heard=0.0)
+    book.failed("peer", 0.0, last_heard=0.0)
     known = book.get("peer")
     assert known.retry.failures == 1
     assert book.silent() == {}
@@ -211,9 +211,9 @@ def test_a_peer_that_answered_as_a_partner_has_been_silent_since_then() -> None:
     book = _book()
     _tell(book, ["peer", "other"])
     book.answered("peer", 10.0, "issuer")
-    book.failed("peer", 100.0, heard=100.0, seen=90.0)
-    book.failed("peer", 110.0, heard=110.0, seen=20.0)
-    book.failed("other", 100.0, heard=100.0, seen=90.0)
+    book.failed("peer", 100.0, last_heard=100.0, last_seen=90.0)
+    book.failed("peer", 110.0, last_heard=110.0, last_seen=20.0)
+    book.failed("other", 100.0, last_heard=100.0, last_seen=90.0)
     assert set(book.silent()) == {"peer"}
     known = book.get("peer")
     assert known.answered == 90.0
@@ -224,7 +224,7 @@ def test_the_book_holds_neither_its_owner_nor_who_has_no_address_nor_anybody_twi
     _tell(book, ["me"])
     book.tell("silent", [], 0.0, issuer="", teller="", telling_issuer="")
     book.restore(Known("me", ("/me",), "issuer", ""), anchor=True)
-    book.failed("peer", 0.0, heard=0.0)
+    book.failed("peer", 0.0, last_heard=0.0)
     book.answered("peer", 0.0, "issuer")
     assert len(book) == 0
     _tell(book, ["peer"])
@@ -247,7 +247,7 @@ def test_a_tried_peer_does_not_wait_for_those_that_its_teller_named() -> None:
     book = _book()
     _tell(book, ["live", "dead", "other"])
     book.answered("live", 0.0, "issuer")
-    book.failed("dead", 0.0, heard=0.0)
+    book.failed("dead", 0.0, last_heard=0.0)
     assert [known.peer_id for known in _picked(book, 0.5)] == ["live"]
 
 
@@ -264,7 +264,7 @@ def test_a_peer_that_answers_is_not_displaced_and_one_that_fails_is() -> None:
         book.answered(f"late {index}", 2.0, "issuer")
     assert {known.peer_id for known in book.tried()} == first
     for name in first:
-        book.failed(name, 3.0, heard=2.5)
+        book.failed(name, 3.0, last_heard=2.5)
     _tell(book, [f"later {index}" for index in range(200)], teller="another")
     for index in range(200):
         book.answered(f"later {index}", 4.0, "issuer")
@@ -326,7 +326,7 @@ class StuffedBook(RuleBasedStateMachine):
         if known is not None and answers:
             self.book.answered(known.peer_id, self.now, known.issuer)
         elif known is not None:
-            self.book.failed(known.peer_id, self.now, heard=self.now)
+            self.book.failed(known.peer_id, self.now, last_heard=self.now)
 
     @rule(seconds=st.floats(0.1, 4000.0))
     def wait(self, seconds: float) -> None:

@@ -132,8 +132,8 @@ def test_while_nothing_else_answers_everything_is_due_soon() -> None:
     retry.begin(1000.0)
     retry.failed(1005.0)
     assert not retry.due(1006.0)
-    assert not retry.due(1005.9, alone=True)
-    assert retry.due(1000.0 + SOON_SECONDS, alone=True)
+    assert not retry.due(1005.9, is_alone=True)
+    assert retry.due(1000.0 + SOON_SECONDS, is_alone=True)
 
 
 def test_what_is_asked_and_what_is_tried() -> None:
@@ -194,18 +194,18 @@ def _lost(lost_at: float, due_at: float = 0.0) -> Retry:
 def test_half_of_the_tries_go_to_those_lost_last_and_none_comes_before_its_time() -> None:
     retries = {f"dead {n}": _lost(-1000.0) for n in range(50)} | {"one": _lost(-60.0)}
     rng = random.Random(0)
-    tried = [choose(rng, retries, 1.0, alone=False) for _ in range(400)]
+    tried = [choose(rng, retries, 1.0, is_alone=False) for _ in range(400)]
     assert 160 < tried.count("one") < 260
     assert len(set(tried)) > 40
-    assert choose(rng, {"peer": _lost(0.0, 2.0)}, 1.0, alone=False) is None
-    assert choose(rng, {"peer": _lost(0.0, 2.0)}, 1.0, alone=True) == "peer"
-    assert choose(rng, {}, 1.0, alone=True) is None
+    assert choose(rng, {"peer": _lost(0.0, 2.0)}, 1.0, is_alone=False) is None
+    assert choose(rng, {"peer": _lost(0.0, 2.0)}, 1.0, is_alone=True) == "peer"
+    assert choose(rng, {}, 1.0, is_alone=True) is None
 
 
 def test_while_nobody_answers_those_lost_last_do_not_keep_out_the_others() -> None:
     retries = {f"dead {n}": _lost(-60.0 + n) for n in range(4)} | {"live": _lost(-1000.0)}
     rng = random.Random(0)
-    tried = [choose(rng, retries, 1.0, alone=True) for _ in range(100)]
+    tried = [choose(rng, retries, 1.0, is_alone=True) for _ in range(100)]
     assert 10 < tried.count("live") < 40
 
 

@@ -31,7 +31,7 @@ def _drawn(directory: Directory, times: int) -> list[str]:
 def _lost(directory: Directory, now: float) -> Peer | None:
     """The lost peer that is to be tried at `now`, if any."""
     alone = directory.fewer(1, now)
-    found = choose(random.Random(1), directory.silent(now), now, alone=alone)
+    found = choose(random.Random(1), directory.silent(now), now, is_alone=alone)
     return None if found is None else directory.get(found)
 
 

@@ -223,7 +223,7 @@ class Unlinked(MemoryTransport):
         return self.linked
 
     async def dial(
-        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+        self, addresses: Sequence[str], patience: float = 4.0, *, is_punch: bool = False
     ) -> int:
         reached = await super().dial(addresses, patience)
         self.linked = self.linked or reached > 0

@@ -186,7 +186,7 @@ class World:
             SWARM,
             {WHO: self._who},
             is_member=self.members.__contains__,
-            severed=self.severed,
+            severed_peers=self.severed,
             refuse=lambda peer, why: self.refused.append((peer, why.reason)),
             came_by=lambda asker, relay: self.came_by.append((asker, relay)),
             clock=Clock(now=lambda: self.now, wall=lambda: self.now),

@@ -62,8 +62,8 @@ class World:
     def relaying(self, wants: Wants) -> Relaying:
         return Relaying(
             self.local,
-            serves=lambda: self.serves,
-            connected=self._connected,
+            is_relay=lambda: self.serves,
+            is_connected=self._connected,
             refuse=lambda who, why: self.refused.append((who, why.reason)),
             wants=wants,
         )

@@ -241,11 +241,11 @@ async def test_direct_addresses_are_kept_for_later_once_a_relay_is_reached(world
     one, two, dialled = world.one, world.two, list[str]()
     dial = one.inner.dial
 
-    async def counted(addresses: Sequence[str], *rest: float, held: bool = False) -> int:
+    async def counted(addresses: Sequence[str], *rest: float, is_punch: bool = False) -> int:
         dialled.extend(addresses)
-        return await dial(addresses, *rest, held=held)
+        return await dial(addresses, *rest, is_punch=is_punch)
 
-    one.inner.dial = counted  # type: ignore[method-assign]
+    one.inner.dial = counted  # type: ignore[method-assign,assignment]
     stated = circuit.completed(circuit.stated(two.reaching.addresses()), two.peer_id)
     direct = [text for text in stated if circuit.parse(text) is None]
     assert direct

@@ -546,7 +546,7 @@ def test_a_micro_batch_is_no_larger_than_a_batch() -> None:
         Job(64, 512, 16),
         Job(16, 64, prompt_tokens=500, groups=2, group_size=4, turns=3),
     ):
-        ways = [*unplanned_ways(job), *unplanned_ways(job, small=True)]
+        ways = [*unplanned_ways(job), *unplanned_ways(job, is_small=True)]
         plans = [make_plan(model, job, gib * GIB) for gib in (8, 24, 80)]
         for way in [*ways, *(plan.training for plan in plans if plan)]:
             assert 0 < way.micro_batch_tokens <= job.batch_tokens
@@ -554,7 +554,7 @@ def test_a_micro_batch_is_no_larger_than_a_batch() -> None:
         assert 0 <= job.batch_tokens - job.groups * group < 128
     # On a CPU a large one gains nothing.
     assert next(unplanned_ways(Job(64, 512))).micro_batch_tokens == 1024
-    assert next(unplanned_ways(Job(64, 512), small=True)).micro_batch_tokens == 8192
+    assert next(unplanned_ways(Job(64, 512), is_small=True)).micro_batch_tokens == 8192
 
 
 def test_a_prompt_of_unknown_length_is_a_typical_one() -> None:

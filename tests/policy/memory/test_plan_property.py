@@ -135,5 +135,5 @@ def test_every_economy_saves(model: ModelConfig, rows: int, new: int, tokens: in
     assert footprint(
         model, plain, device="cuda", rows=rows, max_new_tokens=new
     ).total() > footprint(model, plain, device="cuda", rows=rows, max_new_tokens=new).total(
-        asleep=True
+        is_asleep=True
     )

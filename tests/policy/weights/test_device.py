@@ -140,7 +140,7 @@ def test_memory_is_exported_once_however_often_it_is_filled(tmp_path: Path) -> N
 @NEEDS_VLLM
 def test_vllm_takes_weights_from_the_trainers_memory(tmp_path: Path) -> None:
     model = CausalLM.from_directory(TINY)
-    plan = plan_engine(model.config, where=ON_GPU, max_rows=8, max_new_tokens=24)
+    plan = plan_engine(model.config, placement=ON_GPU, max_rows=8, max_new_tokens=24)
     buffers, store = DeviceBuffers(ON_GPU), WeightStore(tmp_path)
     sampler = VllmSampler.from_directory(TINY, plan)
 

@@ -50,7 +50,7 @@ def create(
     from swarm_node.node.members.issuers import make
 
     place, seconds = chosen_home(home), seconds_of(expires, _LONGEST)
-    made = make(
+    issuer_file = make(
         place,
         name,
         tickets,
@@ -60,17 +60,21 @@ def create(
         uses=uses,
         delegate=not tickets_only,
     )
-    write_secret(out, made.content)
-    note_issuer_file(place, made)
-    also = "" if made.delegate is None else " and a delegate's key"
+    write_secret(out, issuer_file.content)
+    note_issuer_file(place, issuer_file)
+    also = "" if issuer_file.delegate is None else " and a delegate's key"
     typer.echo(f"{out} (mode 0600) has {tickets} tickets{also} for {name}")
     typer.echo(f"  valid       until {date_of(time.time() + seconds)}")
-    if made.delegate is None:
-        typer.echo(f"  revoke      swarm-node revoke {quoted(made.tickets[0].name)}, and so on")
+    if issuer_file.delegate is None:
+        typer.echo(
+            f"  revoke      swarm-node revoke {quoted(issuer_file.tickets[0].name)}, and so on"
+        )
         typer.echo("Where the coordinator runs:")
         typer.echo(f"  swarm-coordinator serve --issuer-file {out.name} --swarm FILE")
         return
-    typer.echo(f"  revoke      swarm-node revoke {quoted(made.delegate.name)} --stolen-delegate")
+    typer.echo(
+        f"  revoke      swarm-node revoke {quoted(issuer_file.delegate.name)} --stolen-delegate"
+    )
     typer.echo("In the running home, which then needs no root.key:")
     typer.echo(f"  swarm-node delegate import {out.name}")
 
@@ -89,13 +93,15 @@ def import_file(
     from swarm_node.node.members.issuers import use
 
     place = chosen_home(home)
-    known = [made.issuer_key for made in admissions(place).entries() if made.given]
-    taken = use(place, file, time.time(), known)
-    if taken.joined is not None:
-        typer.echo(f"Joined swarm {place.swarm().name!r} as {taken.joined.issuer.name!r}")
+    known_keys = [ticket.issuer_key for ticket in admissions(place).entries() if ticket.given]
+    contents = use(place, file, time.time(), known_keys)
+    if contents.joined is not None:
+        typer.echo(f"Joined swarm {place.swarm().name!r} as {contents.joined.issuer.name!r}")
         typer.echo("Start it with `swarm-node join`; if other nodes run, with --bootstrap ADDRESS")
-    typer.echo(f"Tickets left for `swarm-node invite`: {taken.tickets}")
-    typer.echo(f"  delegate    {taken.delegate.name}, until {date_of(taken.delegate.not_after)}")
+    typer.echo(f"Tickets left for `swarm-node invite`: {contents.tickets}")
+    typer.echo(
+        f"  delegate    {contents.delegate.name}, until {date_of(contents.delegate.not_after)}"
+    )
     typer.echo(f"Delete {file} now: the home has all of it.")
     if place.is_owner:
         typer.echo(

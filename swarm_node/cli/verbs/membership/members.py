@@ -73,16 +73,16 @@ def invite(
             "say whom the ticket admits and where to write it, such as "
             "`swarm-node invite --name alice --out alice.ticket` (or --out - to print it)"
         )
-    place, printed = sound_home(home), str(out) == "-"
-    addresses, there = _addresses(address, coordinator, home), _present(home)
-    if printed:
-        made = _admit(place, name, addresses, expires, uses, member_days, there)
-        typer.echo(made.ticket)
+    place, is_printed = sound_home(home), str(out) == "-"
+    addresses, endpoints = _addresses(address, coordinator, home), _present(home)
+    if is_printed:
+        invitation = _admit(place, name, addresses, expires, uses, member_days, endpoints)
+        typer.echo(invitation.ticket)
     else:
         with _reserved(out) as write:
-            made = _admit(place, name, addresses, expires, uses, member_days, there)
-            write(made.ticket.encode("ascii") + b"\n")
-    _explain(made.admission, None if printed else out)
+            invitation = _admit(place, name, addresses, expires, uses, member_days, endpoints)
+            write(invitation.ticket.encode("ascii") + b"\n")
+    _explain(invitation.admission, None if is_printed else out)
     _warn_of_loopback(addresses)
 
 
@@ -97,16 +97,16 @@ def _addresses(address: list[str] | None, coordinator: str | None, home: Path | 
     from swarm_node.p2p.addresses.addresses import coordinator_address
 
     try:
-        named = coordinator_address(coordinator)
+        server = coordinator_address(coordinator)
     except ValueError as error:
         raise ConfigError(f"--coordinator {coordinator}: {error}") from error
-    own = address or []
+    node_addresses = address or []
     if not address:
         with suppress(NotRunningError):
-            own = _own_addresses(home)
-        if not _is_loopback(named):  # which leads other machines here, and loopback does not
-            own = [text for text in own if not _is_loopback(text)]
-    return [*own[:7], named]
+            node_addresses = _own_addresses(home)
+        if not _is_loopback(server):  # which leads other machines here, and loopback does not
+            node_addresses = [text for text in node_addresses if not _is_loopback(text)]
+    return [*node_addresses[:7], server]
 
 
 def _admit(
@@ -116,9 +116,9 @@ def _admit(
     expires: str | None,
     uses: int | None,
     member_days: int | None,
-    present: list[str],
+    endpoints: list[str],
 ) -> Invitation:
-    """A ticket by root.key, or from an issuer file, which has decided the rest. `present` are the
+    """A ticket by root.key, or from an issuer file, which has decided the rest. `endpoints` are the
     endpoints of this home's node."""
     from swarm_node.node.members import admitting
 
@@ -131,14 +131,14 @@ def _admit(
             valid_seconds=seconds_of("7d" if expires is None else expires, _LONGEST_TICKET),
             member_seconds=(member_days or MEMBER_DAYS) * DAY,
             uses=uses or 1,
-            present=present,
+            present=endpoints,
         )
     if any(option is not None for option in (expires, uses, member_days)):
         raise ConfigError(
             "without root.key here, the issuer file decides how long tickets and memberships last",
             "leave --expires, --uses and --member-days out",
         )
-    return admitting.invite_from_stock(home, name, addresses, time.time(), present)
+    return admitting.invite_from_stock(home, name, addresses, time.time(), endpoints)
 
 
 def _explain(admission: IssuedTicket, out: Path | None) -> None:
@@ -157,15 +157,15 @@ def _explain(admission: IssuedTicket, out: Path | None) -> None:
 
 def _warn_of_loopback(addresses: list[str]) -> None:
     """Say on stderr which addresses of a ticket no other machine can dial."""
-    near = [text for text in addresses if _is_loopback(text)]
-    if near == addresses:
+    loopbacks = [text for text in addresses if _is_loopback(text)]
+    if loopbacks == addresses:
         typer.echo(
             "Only this machine can use this ticket: all its addresses are loopback. Start the node "
             "with --listen /ip4/0.0.0.0/tcp/31330, or name an address with --address.",
             err=True,
         )
-    elif near:
-        typer.echo(f"Only this machine can dial {near[0]}: it is loopback.", err=True)
+    elif loopbacks:
+        typer.echo(f"Only this machine can dial {loopbacks[0]}: it is loopback.", err=True)
 
 
 def write_secret(out: Path, content: bytes) -> None:
@@ -228,19 +228,24 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     from swarm_node.node.members.blocks import block_ledger
     from swarm_node.node.members.delegation import revoked
 
-    blocks, held = block_ledger(place).entries(), revoked(place)
-    met, keys = _met(home), frozenset(key.hex() for key in held.body.keys) if held else frozenset()
-    entries, came, now = admissions(place).entries(), holders(place), time.time()
-    stale = out_of_date(entries, came, _present(home), now)
-    tickets = ticket_rows(entries, came, tried(place), met or [], keys, blocks, now, stale)
-    listed = {
+    blocks, revocations = block_ledger(place).entries(), revoked(place)
+    met_peers, keys = (
+        _met(home),
+        frozenset(key.hex() for key in revocations.body.keys) if revocations else frozenset(),
+    )
+    entries, holder_ids, now = admissions(place).entries(), holders(place), time.time()
+    stale_tickets = out_of_date(entries, holder_ids, _present(home), now)
+    tickets = ticket_rows(
+        entries, holder_ids, tried(place), met_peers or [], keys, blocks, now, stale_tickets
+    )
+    document = {
         "schema": SCHEMA,
         "swarm": swarm.name,
         "tickets": tickets,
         "blocks": blocks,
-        "met": met,
+        "met": met_peers,
     }
-    show(json, listed, lambda: members_view(tickets, blocks, met))
+    show(json, document, lambda: members_view(tickets, blocks, met_peers))
 
 
 WhoArgument = Annotated[
@@ -281,11 +286,11 @@ def revoke(
     if anew and not stolen_delegate:
         raise ConfigError("--anew is for --stolen-delegate only: nobody else makes lists anew")
     place = sound_home(home)
-    met = _met(home)
-    keys = keys_of(whom(who, admissions(place).entries(), met or []), place.membership())
-    number = expel(place, keys, time.time(), outrank=stolen_delegate, anew=anew)
+    met_peers = _met(home)
+    keys = keys_of(whom(who, admissions(place).entries(), met_peers or []), place.membership())
+    number = expel(place, keys, time.time(), as_root=stolen_delegate, from_scratch=anew)
     typer.echo(f"{who} is revoked (revocation list {number}).")
-    _passed_on(met is not None)
+    _passed_on(met_peers is not None)
     typer.echo("It still knows the swarm secret. Replace it:  swarm-node rotate-secret")
 
 
@@ -304,8 +309,8 @@ def rotate_secret(home: HomeOption = None) -> None:
     _passed_on(_met(home) is not None)
 
 
-def _passed_on(running: bool) -> None:
-    if running:
+def _passed_on(is_running: bool) -> None:
+    if is_running:
         typer.echo("The running node passes it on at its next heartbeat.")
     else:
         typer.echo(
@@ -340,8 +345,8 @@ def block(who: WhoArgument, home: HomeOption = None) -> None:
     from swarm_node.node.members.people import whom
 
     place = chosen_home(home)
-    meant = whom(who, admissions(place).entries(), _met(home) or [])
-    add(place, who, meant, time.time())
+    target = whom(who, admissions(place).entries(), _met(home) or [])
+    add(place, who, target, time.time())
     typer.echo(f"{who} is blocked here. Other nodes are not affected.")
     typer.echo(f"To end it:  swarm-node unblock {quoted(who)}")
 
@@ -373,10 +378,10 @@ def _present(home: Path | None) -> list[str]:
     from swarm_node.config import load_settings
     from swarm_node.node.members.admitting import present
 
-    place, running = chosen_home(home), list[str]()
+    place, addresses = chosen_home(home), list[str]()
     with suppress(NotRunningError):
-        running = ask(home, lambda client: client.status()).addresses
-    return present(place, load_settings({"home": place.path}, with_home=True).network, running)
+        addresses = ask(home, lambda client: client.status()).addresses
+    return present(place, load_settings({"home": place.path}, with_home=True).network, addresses)
 
 
 def _own_addresses(home: Path | None) -> list[str]:
@@ -411,8 +416,8 @@ def dialled_first(addresses: list[str]) -> list[str]:
     newcomers that cannot dial the node directly. Loopback is left out if there is another one."""
     from swarm_node.p2p.addresses import circuit
 
-    found = circuit.dialled(sorted(addresses, key=lambda text: circuit.parse(text) is None))
-    return ([text for text in found if not _is_loopback(text)] or found)[:8]
+    candidates = circuit.dialled(sorted(addresses, key=lambda text: circuit.parse(text) is None))
+    return ([text for text in candidates if not _is_loopback(text)] or candidates)[:8]
 
 
 def dialable(address: str, own_id: str) -> str:

@@ -57,31 +57,33 @@ class Passing:
             replace_private(self._file, msgspec.json.encode(self._mark))
 
     def _pass_on(self) -> int:
-        mark, passed = self._mark, 0
+        mark, count = self._mark, 0
         for row in self._rows():
             self._tracker.log(figures(row), row.steps, row.time)
             mark.until, mark.updates = row.time, row.steps
-            passed += 1
+            count += 1
         for lineage in lineages(self._place.checkpoints, mark.checkpoint):
             self._tracker.checkpoint(lineage, mark.updates, time.time())
             mark.checkpoint = lineage.name
         if time.monotonic() - self._asked >= _ANSWERS_SECONDS:
             self._pass_answers()
-        return passed
+        return count
 
     def _rows(self) -> Iterator[HistoryRow]:
         file = self._place.metrics
-        before, self._size = self._size, file.stat().st_size if file.exists() else 0
+        previous_size, self._size = self._size, file.stat().st_size if file.exists() else 0
         # What was there before is read once; a file that became smaller was moved away.
-        for row in MetricsFile(file).read(before if 0 <= before <= self._size else None):
+        for row in MetricsFile(file).read(
+            previous_size if 0 <= previous_size <= self._size else None
+        ):
             if row.time > self._mark.until:
                 yield row
 
     def _pass_answers(self) -> None:
         with suppress(SwarmNodeError):  # no node runs, or it is too busy: later
-            told = ask(self._place.path, lambda client: client.samples())
+            reply = ask(self._place.path, lambda client: client.samples())
             self._asked = time.monotonic()
-            rows = answers(told.samples)
+            rows = answers(reply.samples)
             if rows and rows != self._answers:
                 self._tracker.answers(rows, self._mark.updates, time.time())
                 self._answers = rows
@@ -93,8 +95,8 @@ def run_name(place: Home) -> RunName:
     if not place.has_swarm:
         return RunName("no swarm", key, key)
     member = place.membership()
-    opened = member.opened()
-    name = key if isinstance(opened, Rejected) else opened[1].name
+    contents = member.opened()
+    name = key if isinstance(contents, Rejected) else contents[1].name
     return RunName(printable(member.swarm.name), printable(name), key)
 
 
@@ -113,37 +115,37 @@ def answers(rows: Sequence[SampleRow]) -> list[AnswerRow]:
     ]
 
 
-def lineages(store: Path, after: str) -> list[Lineage]:
-    """The checkpoints below `store` that are newer than `after`, the oldest first. The parent of
+def lineages(store: Path, name: str) -> list[Lineage]:
+    """The checkpoints below `store` that are newer than `name`, the oldest first. The parent of
     one is the newest before it that was there when somebody looked."""
-    found, parent = [], after
+    entries, parent = [], name
     for path in reversed(checkpoints(store)):
-        if path.name <= after:
+        if path.name <= name:
             continue
         with suppress(CheckpointError, OSError):  # removed meanwhile, or damaged
-            known = head(path)
-            found.append(
+            header = head(path)
+            entries.append(
                 Lineage(
                     path.name,
-                    known.version,
+                    header.version,
                     parent,
-                    known.model.hex(),
-                    known.weights.hex(),
-                    known.bytes,
-                    known.rank,
+                    header.model.hex(),
+                    header.weights.hex(),
+                    header.bytes,
+                    header.rank,
                 )
             )
             parent = path.name
-    return found
+    return entries
 
 
 def figures(row: HistoryRow) -> dict[str, float]:
     """The known numbers of a row, by name. Rewards of families are also given as their mean."""
-    found = {}
+    numbers = {}
     for name, value in asdict(row).items():
         if isinstance(value, int | float) and name not in ("time", "k", "split_version"):
-            found[name] = float(value)
+            numbers[name] = float(value)
         elif isinstance(value, dict) and value:
-            found |= {f"{name}/{family}": reward for family, reward in value.items()}
-            found[f"{name}/all"] = sum(value.values()) / len(value)
-    return found
+            numbers |= {f"{name}/{family}": reward for family, reward in value.items()}
+            numbers[f"{name}/all"] = sum(value.values()) / len(value)
+    return numbers

@@ -52,24 +52,24 @@ def track(
 
     place = chosen_home(home)
     try:
-        made = TRACKERS[tracker](into, run_name(place))
+        writer = TRACKERS[tracker](into, run_name(place))
     except ImportError as error:
         raise HomeError(
             f"{tracker} cannot be imported ({error})", f"run {extra_of(tracker)}"
         ) from error
     stopping = Event()
-    with closing(made), _stopped_by_signals(stopping):
-        passing = Passing(place, made, place.path / f"tracked.{tracker}")
-        new, told = 0, float("-inf")
+    with closing(writer), _stopped_by_signals(stopping):
+        passing = Passing(place, writer, place.path / f"tracked.{tracker}")
+        new, last_report = 0, float("-inf")
         if once:
             stopping.set()
         while True:
             is_last = stopping.is_set()
             new += passing.once()
-            if once or (new and time.monotonic() - told >= _TELL_SECONDS):
+            if once or (new and time.monotonic() - last_report >= _TELL_SECONDS):
                 rows = f"{new:,} row{'s' * (new != 1)}"
                 typer.echo(f"{rows} → {_shown_by(tracker, into)}")
-                new, told = 0, time.monotonic()
+                new, last_report = 0, time.monotonic()
             if is_last:
                 return
             stopping.wait(_POLL_SECONDS)
@@ -93,11 +93,11 @@ def _stopped_by_signals(stopping: Event) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _shown_by(tracker: TrackerName, into: Path) -> str:
+def _shown_by(tracker: TrackerName, path: Path) -> str:
     """Where the metrics went, and the command that shows them."""
-    directory = shlex.quote(str(into))
+    directory = shlex.quote(str(path))
     return {
-        TrackerName.TENSORBOARD: f"{into}; see them with: tensorboard --logdir {directory}",
-        TrackerName.WANDB: f"W&B, and {into}; offline runs are sent with: wandb sync",
+        TrackerName.TENSORBOARD: f"{path}; see them with: tensorboard --logdir {directory}",
+        TrackerName.WANDB: f"W&B, and {path}; offline runs are sent with: wandb sync",
         TrackerName.TRACKIO: "trackio; see them with: trackio show",
     }[tracker]

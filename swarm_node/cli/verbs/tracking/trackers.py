@@ -78,28 +78,28 @@ class TensorBoard:
     texts, as code, because it would load an image that a text names. `step` is the node's number
     of updates, `when` is in Unix seconds."""
 
-    def __init__(self, into: Path, run: RunName) -> None:
+    def __init__(self, directory: Path, run: RunName) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(into / run.path))
+        self._writer = SummaryWriter(str(directory / run.path))
 
-    def log(self, figures: Mapping[str, float], step: int, when: float) -> None:
+    def log(self, figures: Mapping[str, float], step: int, timestamp: float) -> None:
         for name, value in figures.items():
-            self._writer.add_scalar(name, value, step, walltime=when)
+            self._writer.add_scalar(name, value, step, walltime=timestamp)
         self._writer.flush()
 
-    def answers(self, rows: Sequence[AnswerRow], step: int, when: float) -> None:
+    def answers(self, rows: Sequence[AnswerRow], step: int, timestamp: float) -> None:
         lines = (
             f"{row.family}  reward {row.reward:g}  {row.by} v{row.version}\n"
             f"  Q {row.question}\n  A {row.answer}"
             for row in rows
         )
-        self._writer.add_text("answers", as_code("\n".join(lines)), step, walltime=when)
+        self._writer.add_text("answers", as_code("\n".join(lines)), step, walltime=timestamp)
         self._writer.flush()
 
-    def checkpoint(self, lineage: Lineage, step: int, when: float) -> None:
+    def checkpoint(self, lineage: Lineage, step: int, timestamp: float) -> None:
         lines = "\n".join(f"{name}: {value}" for name, value in lineage._asdict().items())
-        self._writer.add_text("checkpoints", as_code(lines), step, walltime=when)
+        self._writer.add_text("checkpoints", as_code(lines), step, walltime=timestamp)
         self._writer.flush()
 
     def close(self) -> None:
@@ -114,20 +114,20 @@ class LoggedRun:
         self._module, self._key, self._alias = module, run.key, alias
         self._run = module.init(project=_PROJECT, group=run.group, resume="allow", **options)
 
-    def log(self, figures: Mapping[str, float], step: int, when: float) -> None:
-        self._run.log({**figures, "unix_seconds": when}, step=step)
+    def log(self, figures: Mapping[str, float], step: int, timestamp: float) -> None:
+        self._run.log({**figures, "unix_seconds": timestamp}, step=step)
 
-    def answers(self, rows: Sequence[AnswerRow], step: int, when: float) -> None:
+    def answers(self, rows: Sequence[AnswerRow], step: int, timestamp: float) -> None:
         data = [list(row) for row in rows]
         table = self._module.Table(columns=list(AnswerRow._fields), data=data)
         self._run.log({"answers": table}, step=step)
 
-    def checkpoint(self, lineage: Lineage, step: int, when: float) -> None:
-        known = lineage._asdict()
-        artifact = self._module.Artifact(f"checkpoint-{self._key}", "model", metadata=known)
+    def checkpoint(self, lineage: Lineage, step: int, timestamp: float) -> None:
+        metadata = lineage._asdict()
+        artifact = self._module.Artifact(f"checkpoint-{self._key}", "model", metadata=metadata)
         with tempfile.TemporaryDirectory() as place:
             file = Path(place, _FILE)
-            file.write_text(json.dumps(known))
+            file.write_text(json.dumps(metadata))
             artifact.add_file(str(file))
             self._run.log_artifact(artifact, aliases=[self._alias.format(lineage.name)])
 
@@ -135,15 +135,15 @@ class LoggedRun:
         self._run.finish()
 
 
-def _wandb(into: Path, run: RunName) -> LoggedRun:
+def _wandb(directory: Path, run: RunName) -> LoggedRun:
     """`WANDB_MODE=offline` needs no account."""
     import wandb
 
-    into.mkdir(parents=True, exist_ok=True)
-    return LoggedRun(wandb, run, "{}", id=run.key, name=run.name, dir=into)
+    directory.mkdir(parents=True, exist_ok=True)
+    return LoggedRun(wandb, run, "{}", id=run.key, name=run.name, dir=directory)
 
 
-def _trackio(into: Path, run: RunName) -> LoggedRun:
+def _trackio(directory: Path, run: RunName) -> LoggedRun:
     """It keeps its runs on this machine, in a directory of its own: `trackio show`."""
     import trackio
 

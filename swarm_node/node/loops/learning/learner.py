@@ -47,7 +47,7 @@ class Learner:
     def __init__(
         self,
         parts: Parts,
-        shared: Shared,
+        shared_state: Shared,
         mixer: Mixer,
         rng: random.Random,
         *,
@@ -63,10 +63,10 @@ class Learner:
         self._group_size = group_size
         self.save_steps = save_steps
         self._parts = parts
-        self._tally = shared.tally
-        self._directory = shared.directory
-        self._buffer = shared.buffer
-        self._slots = shared.slots
+        self._tally = shared_state.tally
+        self._directory = shared_state.directory
+        self._buffer = shared_state.buffer
+        self._slots = shared_state.slots
         self.mixer = mixer
         self._rng = rng
         self._style = Style()
@@ -90,38 +90,38 @@ class Learner:
         weights, version = await trainer.start()
         on_step("sampler")
         await self._parts.sampler.load(weights, version)
-        if (saved := saved_in(trainer.extra)) is not None:
+        if (saved_state := saved_in(trainer.extra)) is not None:
             tally = self._tally
-            tally.steps, tally.groups = saved.steps, saved.groups
-            for point in saved.evals:
+            tally.steps, tally.groups = saved_state.steps, saved_state.groups
+            for point in saved_state.evals:
                 add(tally.evals, point)
-            tally.taught = Taught(saved.taught)
-            self.mixer.resume(saved.mixture)
-            recall(self._directory, saved.dropped, self._parts.clock)
+            tally.taught = Taught(saved_state.taught)
+            self.mixer.resume(saved_state.mixture)
+            recall(self._directory, saved_state.dropped, self._parts.clock)
 
-    async def step(self, stopping: Callable[[], bool], reject: Reject) -> bool:
+    async def step(self, is_stopping: Callable[[], bool], reject: Reject) -> bool:
         """Make one update; return False if no batch is ready. Groups that the trainer did not take
         go to `reject`, with their author.
 
         The use of every group is stored before the update. A crash in between loses that use, and
         no group is used as a fresh one twice.
         """
-        drawn = self._buffer.draw(self._parts.trainer.version, self._rng)
-        if drawn is None:
+        draw = self._buffer.draw(self._parts.trainer.version, self._rng)
+        if draw is None:
             return False
-        self._slots.train(drawn.own_count)
+        self._slots.train(draw.own_count)
         try:
-            await self._learn(drawn, stopping, reject)
+            await self._learn(draw, is_stopping, reject)
         finally:
             self._slots.trained()
         return True
 
-    async def _learn(self, drawn: Drawn, stopping: Callable[[], bool], reject: Reject) -> None:
+    async def _learn(self, draw: Drawn, is_stopping: Callable[[], bool], reject: Reject) -> None:
         parts, tally = self._parts, self._tally
         version = parts.trainer.version
-        await parts.storage.run(parts.storage.record_use, [group.id for group in drawn.fresh])
+        await parts.storage.run(parts.storage.record_use, [group.id for group in draw.fresh])
         batch = build_batch(
-            drawn.groups,
+            draw.groups,
             parts.codec.encode_prompt,
             parts.codec.encode_answer,
             parts.codec.eos_id,
@@ -132,27 +132,27 @@ class Learner:
         )
         sampler = parts.sampler
         resting = isinstance(sampler, RestingSampler) and await sampler.rest()
-        tally.underway.update_began = started = parts.clock.now()
+        tally.underway.update_began = started_at = parts.clock.now()
         try:
             result = await parts.trainer.update(batch)
         except (ChildError, ModelError) as error:
             self.restarting = True
             try:
-                await self._restart(error, stopping)
+                await self._restart(error, is_stopping)
             finally:
                 self.restarting = False
             return
         finally:
             tally.underway.update_began = None
-        tally.updating.add(parts.clock.now() - started, 1)
-        self._record(drawn, result.stats, version)
-        self._style.note(drawn.fresh)
+        tally.updating.add(parts.clock.now() - started_at, 1)
+        self._record(draw, result.stats, version)
+        self._style.note(draw.fresh)
         tally.alarms.pop("style", None)
         if alarm := self._style.alarm():
             tally.alarms["style"] = alarm
-        self._blame(drawn, result.stats, reject)
+        self._blame(draw, result.stats, reject)
         if result.stats.skipped is None:
-            self._weigh(drawn, result.stats.learnt)
+            self._weigh(draw, result.stats.learnt)
         self.mixer.update()
         if result.unstored is not None:
             self._not_stored(result.unstored)
@@ -168,25 +168,25 @@ class Learner:
     def _overdue(self) -> bool:
         """Check that a crash would lose much work. Updates wait for storing at most a twentieth of
         the time."""
-        since = self._parts.clock.now() - self._stored_at
-        return since >= max(self._parts.checkpoint_seconds, 20 * self._storing_seconds)
+        elapsed = self._parts.clock.now() - self._stored_at
+        return elapsed >= max(self._parts.checkpoint_seconds, 20 * self._storing_seconds)
 
-    def _blame(self, drawn: Drawn, stats: UpdateStats, reject: Reject) -> None:
+    def _blame(self, draw: Drawn, stats: UpdateStats, reject: Reject) -> None:
         """Report the worth of each of the peers' groups. It is known only after the update: an
         answer can pass every check before, and still be one that this policy would not give."""
-        refused = dict.fromkeys(stats.too_long, Rejected("too_long", "for this trainer"))
-        unlikely = Rejected("implausible", "this policy would hardly say it")
-        refused |= dict.fromkeys(stats.unlikely, unlikely)
-        for number, group in enumerate(drawn.fresh):
+        rejections = dict.fromkeys(stats.too_long, Rejected("too_long", "for this trainer"))
+        rejection = Rejected("implausible", "this policy would hardly say it")
+        rejections |= dict.fromkeys(stats.unlikely, rejection)
+        for number, group in enumerate(draw.fresh):
             peer = self._directory.get(group.author)
-            if number in refused:
-                reject(refused[number], group.author)
-            elif number >= drawn.own_count and peer is not None:
+            if number in rejections:
+                reject(rejections[number], group.author)
+            elif number >= draw.own_count and peer is not None:
                 peer.standing.served()
 
-    def _weigh(self, drawn: Drawn, learnt: Sequence[float]) -> None:
+    def _weigh(self, draw: Drawn, gains: Sequence[float]) -> None:
         """Note what the update learnt from each group that has a gradient."""
-        for group, value in zip(drawn.fresh, learnt, strict=False):
+        for group, value in zip(draw.fresh, gains, strict=False):
             family = group.group.task.family
             if group.provenance is not Provenance.OWN:
                 self._buffer.worth.note(group.author, family, value)
@@ -197,7 +197,7 @@ class Learner:
         """Store the training state and the tally; see `Trainer.checkpoint`. On a failure, count and
         log it and return False."""
         tally = self._tally
-        saved = Saved(
+        saved_state = Saved(
             tally.steps,
             tally.groups,
             tally.evals,
@@ -205,8 +205,8 @@ class Learner:
             kept(self._directory, self._parts.clock),
             tally.taught.rows(),
         )
-        extra: Mapping[str, Any] = msgspec.to_builtins(saved)
-        began = self._parts.clock.now()
+        extra: Mapping[str, Any] = msgspec.to_builtins(saved_state)
+        started_at = self._parts.clock.now()
         try:
             await self._parts.trainer.checkpoint(extra, wait=wait)
         except (ChildError, CheckpointError) as error:
@@ -214,17 +214,17 @@ class Learner:
             return False
         finally:
             self._stored_at = self._parts.clock.now()
-            self._storing_seconds = self._stored_at - began
+            self._storing_seconds = self._stored_at - started_at
         return True
 
-    def _not_stored(self, why: str) -> None:
+    def _not_stored(self, reason: str) -> None:
         self._tally.faults["checkpoint"] += 1
-        _log.warning("no checkpoint", error=why)
+        _log.warning("no checkpoint", error=reason)
 
-    async def _restart(self, error: SwarmNodeError, stopping: Callable[[], bool]) -> None:
+    async def _restart(self, error: SwarmNodeError, is_stopping: Callable[[], bool]) -> None:
         """Restart the trainer from its last checkpoint; retry until it works or the node stops."""
         attempt = 0
-        while not stopping():
+        while not is_stopping():
             self._tally.faults["trainer"] += 1
             self._tally.trainer_restarts += 1
             _log.warning("restarting the trainer", error=str(error))
@@ -239,23 +239,25 @@ class Learner:
                 # Memory that sampler and trainer share is gone if the trainer ends again meanwhile.
                 await self._parts.sampler.load(weights, version)
                 return
-            except (ChildError, ModelError) as again:
-                error = again
+            except (ChildError, ModelError) as new_error:
+                error = new_error
 
-    def _record(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
+    def _record(self, draw: Drawn, stats: UpdateStats, version: int) -> None:
         tally = self._tally
         if stats.skipped is None:
             tally.steps += 1
-            self._count_trained(drawn)
+            self._count_trained(draw)
         else:  # a batch without a gradient: nothing was trained on
             tally.skipped_batches += 1
         if stats.halvings:
             tally.faults["memory"] += stats.halvings
-        self._sum(drawn, stats, version)
-        rewards = [reward for group in drawn.fresh for reward in group.rewards]
+        self._sum(draw, stats, version)
+        rewards = [reward for group in draw.fresh for reward in group.rewards]
         tally.updated_at = self._parts.clock.now()
-        known = {**asdict(stats), "mean_reward": sum(rewards) / len(rewards)}
-        tally.last_update = UpdateRow(**{name: known[name] for name in UpdateRow.__struct_fields__})
+        fields = {**asdict(stats), "mean_reward": sum(rewards) / len(rewards)}
+        tally.last_update = UpdateRow(
+            **{name: fields[name] for name in UpdateRow.__struct_fields__}
+        )
         if stats.skipped is None:
             tally.last_applied = tally.last_update
         if tally.updated_at - self._logged_at >= _LOG_SECONDS:
@@ -267,32 +269,34 @@ class Learner:
                 version=stats.version,
                 mean_abs_delta=stats.mean_abs_delta,
                 halvings=stats.halvings,
-                external=drawn.external_count,
+                external=draw.external_count,
                 skipped=stats.skipped,
             )
 
-    def _count_trained(self, drawn: Drawn) -> None:
+    def _count_trained(self, draw: Drawn) -> None:
         tally = self._tally
-        tally.groups.trained_local += drawn.own_count
-        tally.groups.trained_external += drawn.external_count
-        tally.groups.trained_replay += len(drawn.groups) - len(drawn.fresh)
-        tally.trained_by.update(group.author for group in drawn.fresh)
+        tally.groups.trained_local += draw.own_count
+        tally.groups.trained_external += draw.external_count
+        tally.groups.trained_replay += len(draw.groups) - len(draw.fresh)
+        tally.trained_by.update(group.author for group in draw.fresh)
         if tally.trained_by.total() > _RECENT_GROUPS:
             tally.trained_by = +Counter({a: n // 2 for a, n in tally.trained_by.items()})
 
-    def _sum(self, drawn: Drawn, stats: UpdateStats, version: int) -> None:
+    def _sum(self, draw: Drawn, stats: UpdateStats, version: int) -> None:
         """Add to the sums for the history; `version` is the policy's before the update."""
         sums, left_out = self._tally.sums, {*stats.too_long, *stats.unlikely}
-        trained = stats.skipped is None
+        is_step = stats.skipped is None
         sums.rollouts += stats.informative
         sums.trained_tokens += stats.tokens
-        for number, group in enumerate(drawn.fresh):
-            if number < drawn.own_count:
+        for number, group in enumerate(draw.fresh):
+            if number < draw.own_count:
                 sums.rollout_reward += sum(group.rewards)
                 sums.local_rollouts += len(group.rewards)
-                sums.local_turns += sum(1 + len(each.earlier) for each in group.group.completions)
-                sums.staleness += (version - group.group.oldest_version) * trained
+                sums.local_turns += sum(
+                    1 + len(completion.earlier) for completion in group.group.completions
+                )
+                sums.staleness += (version - group.group.oldest_version) * is_step
                 continue
-            sums.external_age += (version - group.arrived) * trained
-            if trained and number not in left_out:
+            sums.external_age += (version - group.arrived) * is_step
+            if is_step and number not in left_out:
                 self._tally.taught.add(group)

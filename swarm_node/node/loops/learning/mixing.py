@@ -67,16 +67,19 @@ class Mixer:
     def update(self) -> None:
         """Take in the counts since the last update; called after each one."""
         stats, tally = self._buffer.stats(), self._tally
-        before, self._stats = self._stats, stats
-        offered, tally.offered = tally.offered, Counter()
+        previous_stats, self._stats = self._stats, stats
+        offers, tally.offered = tally.offered, Counter()
         probe, self._probe = self._probe, self._newest_probe()
         if self._settings is not None and self.state is not None:
-            made, kept = stats.local_admitted - before.local_admitted, self._settings.kept
-            self._note_offers(offered, kept, self._trust(stats))
-            seen = Observation(
-                made=made,
-                mixed=stats.local_mixed_rewards - before.local_mixed_rewards,
-                offered=self._worthwhile(kept * self.state.made + made),
+            local_count, decay = (
+                stats.local_admitted - previous_stats.local_admitted,
+                self._settings.kept,
+            )
+            self._note_offers(offers, decay, self._trust(stats))
+            observation = Observation(
+                made=local_count,
+                mixed=stats.local_mixed_rewards - previous_stats.local_mixed_rewards,
+                offered=self._worthwhile(decay * self.state.made + local_count),
                 costs=Costs(
                     own=tally.sampling.mean,
                     external=tally.judging.mean,
@@ -85,23 +88,24 @@ class Mixer:
                 probe=self._probe.local if self._probe and self._probe is not probe else None,
                 left=self._buffer.left,
             )
-            # All that still counts of earlier offers is in `seen`.
-            self.state = observe(replace(self.state, offered=0.0), seen, self._settings)
+            # All that still counts of earlier offers is in `observation`.
+            self.state = observe(replace(self.state, offered=0.0), observation, self._settings)
             self._buffer.aim(self.state.current)
         self._show()
 
-    def _note_offers(self, offered: Counter[str], kept: float, trust: float) -> None:
-        faded = {author: kept * count for author, count in self._offers.items()}
-        for author, count in offered.items():
-            faded[author] = faded.get(author, 0.0) + trust * count
-        self._offers = {author: count for author, count in faded.items() if count > _FORGOTTEN}
+    def _note_offers(self, offers: Counter[str], decay: float, trust: float) -> None:
+        counts = {author: decay * count for author, count in self._offers.items()}
+        for author, count in offers.items():
+            counts[author] = counts.get(author, 0.0) + trust * count
+        self._offers = {author: count for author, count in counts.items() if count > _FORGOTTEN}
 
-    def _worthwhile(self, made: float) -> float:
+    def _worthwhile(self, local_count: float) -> float:
         """Return the groups offered that have not faded. Whatever an author offers, it counts for
-        no more than its share (`Worth.share`) of the groups that this node `made` meanwhile."""
+        no more than its share (`Worth.share`) of the `local_count` groups that this node
+        sampled."""
         share = self._buffer.worth.share
         return sum(
-            min(count, made * share(author)) if author != _NOBODY else count
+            min(count, local_count * share(author)) if author != _NOBODY else count
             for author, count in self._offers.items()
         )
 
@@ -112,12 +116,12 @@ class Mixer:
         """Return the share of groups announced as informative that turned out informative and new.
         A copy blames nobody, because its maker is not known. But it is not worth an own group
         either."""
-        bad = sum(
+        bad_count = sum(
             count
             for reason, count in self._tally.rejected.items()
             if reason not in BLAMELESS or reason == "copied"
         )
-        return (stats.external_admitted + 1) / (stats.external_admitted + bad + 1)
+        return (stats.external_admitted + 1) / (stats.external_admitted + bad_count + 1)
 
     def _show(self) -> None:
         mixture, stats, state = self._buffer.mixture, self._buffer.stats(), self.state

@@ -58,14 +58,14 @@ class Belonging:
     async def _certain(self, me: Member | Rejected) -> Cause | None:
         """Return a refusal that is certain, None without one."""
         local, now = self._local, self._local.clock.now()
-        told = {c.code: c for c in local.directory.failures.causes(now) if c.code in _ENDING}
-        if isinstance(me, Rejected) and me.reason in told:
-            return told[me.reason]
+        causes = {c.code: c for c in local.directory.failures.causes(now) if c.code in _ENDING}
+        if isinstance(me, Rejected) and me.reason in causes:
+            return causes[me.reason]
         if not await self._invited_in_vain():
             self._since = None
             return None
         self._since = now if self._since is None else self._since
-        return told.get("used_up") if now - self._since >= HOLD_SECONDS else None
+        return causes.get("used_up") if now - self._since >= HOLD_SECONDS else None
 
     async def _invited_in_vain(self) -> bool:
         """Check that an inviter of a newcomer says that its ticket is used up."""

@@ -80,9 +80,9 @@ class Company:
         once."""
         if self._told is None:
             self._told = self._transport.addresses()
-        done = await self._transport.heal(self._addresses)
-        if done not in ("ok", "alone"):
-            _log.info("network repaired", what=done)
+        outcome = await self._transport.heal(self._addresses)
+        if outcome not in ("ok", "alone"):
+            _log.info("network repaired", what=outcome)
             self._directory.hurry(self._clock.now())
         if self._told != (addresses := self._transport.addresses()):
             self._told = addresses
@@ -91,10 +91,10 @@ class Company:
 
     async def _known(self) -> list[str]:
         """Return the addresses to dial when this node is alone."""
-        known = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
+        known_peers = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
         return [
             *self._bootstrap,
-            *(a for peer in known for a in circuit.completed(peer.addresses, peer.peer_id)),
+            *(a for peer in known_peers for a in circuit.completed(peer.addresses, peer.peer_id)),
         ]
 
     async def relay(self) -> None:
@@ -109,10 +109,12 @@ class Company:
 
     async def feel(self) -> None:
         """Try one peer after the other, or a few at once while hardly any peer answers."""
-        answered, silent = _NEXT_SECONDS
+        answer_pause, silence_pause = _NEXT_SECONDS
         now = self._clock.now()
-        alone, few = (self._directory.fewer(count, now) for count in (1, FEW))
-        found = await asyncio.gather(*(self._meeting.feel() for _ in range(FEW if few else 1)))
-        if alone and any(found):
+        is_alone, has_few_peers = (self._directory.fewer(count, now) for count in (1, FEW))
+        results = await asyncio.gather(
+            *(self._meeting.feel() for _ in range(FEW if has_few_peers else 1))
+        )
+        if is_alone and any(results):
             self._directory.hurry(self._clock.now())
-        await asyncio.sleep(answered if any(found) else silent)
+        await asyncio.sleep(answer_pause if any(results) else silence_pause)

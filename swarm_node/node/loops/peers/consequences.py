@@ -23,10 +23,12 @@ _ENOUGH_TRAINED = 64
 
 def kept(directory: Directory, clock: Clock) -> list[DroppedRow]:
     """Return the standings of dropped peers, their times in Unix seconds."""
-    ahead = clock.wall() - clock.now()
+    offset = clock.wall() - clock.now()
     return [
-        DroppedRow(peer_id, said.offences, said.off_until + ahead, said.cut_until + ahead)
-        for peer_id, said in list(directory.dropped().items())[-_KEPT:]
+        DroppedRow(
+            peer_id, standing.offences, standing.off_until + offset, standing.cut_until + offset
+        )
+        for peer_id, standing in list(directory.dropped().items())[-_KEPT:]
     ]
 
 
@@ -35,19 +37,21 @@ def recall(directory: Directory, rows: Sequence[DroppedRow], clock: Clock) -> No
     back prolongs none without end."""
     now, wall = clock.now(), clock.wall()
     for row in rows:
-        off, cut = (
-            now + min(OFFENCE.longest, until - wall) for until in (row.off_until, row.cut_until)
+        off_until, cut_until = (
+            now + min(OFFENCE.longest, end - wall) for end in (row.off_until, row.cut_until)
         )
-        standing = Standing(offences=row.offences, left_until=off, off_until=off, cut_until=cut)
+        standing = Standing(
+            offences=row.offences, left_until=off_until, off_until=off_until, cut_until=cut_until
+        )
         directory.recall(row.peer_id, standing)
 
 
-def watch(shared: Shared, own_id: str, now: float) -> None:
+def watch(shared_state: Shared, own_id: str, now: float) -> None:
     """Set or clear the alarms about peers."""
-    peers = shared.directory.live(now, float("inf"))
-    found = {
-        "judging": next((p for p in peers if shared.effort.exceeds(p.peer_id, now)), None),
-        "author": _largest(shared, peers, own_id),
+    peers = shared_state.directory.live(now, float("inf"))
+    suspects = {
+        "judging": next((p for p in peers if shared_state.effort.exceeds(p.peer_id, now)), None),
+        "author": _largest(shared_state, peers, own_id),
         "refusals": max(
             (
                 peer
@@ -60,19 +64,23 @@ def watch(shared: Shared, own_id: str, now: float) -> None:
             default=None,
         ),
     }
-    for kind, peer in found.items():
-        shared.tally.alarms.pop(kind, None)
+    for kind, peer in suspects.items():
+        shared_state.tally.alarms.pop(kind, None)
         if peer is not None:
-            shared.tally.alarms[kind] = f"{peer.peer_id} {_sentence(kind, peer)}"
+            shared_state.tally.alarms[kind] = f"{peer.peer_id} {_sentence(kind, peer)}"
 
 
-def _largest(shared: Shared, peers: Sequence[Peer], own_id: str) -> Peer | None:
+def _largest(shared_state: Shared, peers: Sequence[Peer], own_id: str) -> Peer | None:
     """Return the author of most of the peers' groups that were trained on lately, None without
     one."""
-    counts = {author: n for author, n in shared.tally.trained_by.items() if author != own_id}
+    counts = {author: n for author, n in shared_state.tally.trained_by.items() if author != own_id}
     total = sum(counts.values())
-    large = (p for p in peers if counts.get(p.peer_id, 0) > _LARGE_SHARE * total)
-    return next(large, None) if len(counts) >= _FEW_AUTHORS and total >= _ENOUGH_TRAINED else None
+    large_authors = (p for p in peers if counts.get(p.peer_id, 0) > _LARGE_SHARE * total)
+    return (
+        next(large_authors, None)
+        if len(counts) >= _FEW_AUTHORS and total >= _ENOUGH_TRAINED
+        else None
+    )
 
 
 def _sentence(kind: str, peer: Peer) -> str:
@@ -80,5 +88,5 @@ def _sentence(kind: str, peer: Peer) -> str:
         return "costs much time for judging: its groups wait, see `swarm-node peers`"
     if kind == "author":
         return "wrote most of the peers' groups that are trained on, see `swarm-node peers`"
-    why = ", ".join(reason for reason, _ in peer.rejected.most_common(2))
-    return f"sends groups that are refused ({why}): it is asked for less"
+    reasons = ", ".join(reason for reason, _ in peer.rejected.most_common(2))
+    return f"sends groups that are refused ({reasons}): it is asked for less"

@@ -113,17 +113,17 @@ class Coordinating:
             if self._row.answers is False:
                 _log.info("the coordinator answers again", url=self._url)
             self._note(answers=True, fault="")
-        few = self._directory.fewer(FEW, self._clock.now())
-        self._pause = next_pause(self._pause, hurried=few or not self._row.answers)
+        has_few_peers = self._directory.fewer(FEW, self._clock.now())
+        self._pause = next_pause(self._pause, hurried=has_few_peers or not self._row.answers)
 
     async def _round(self, snapshot: Callable[[], Snapshot]) -> None:
         if not self._directory.heartbeat:
             return
-        wanted = await self._introduce()
-        if wanted or self._clock.now() >= self._report_at:
+        wants_report = await self._introduce()
+        if wants_report or self._clock.now() >= self._report_at:
             report = report_of(snapshot(), int(self._clock.wall() * 1000))
-            sealed = seal(self._identity, self._swarm_id, Kind.REPORT, pack(report))
-            await self._client.report(api.Reported(sealed))
+            envelope = seal(self._identity, self._swarm_id, Kind.REPORT, pack(report))
+            await self._client.report(api.Reported(envelope))
             self._note(reported=self._clock.wall())
             self._report_at = self._clock.now() + REPORT_SECONDS * self._rng.uniform(0.9, 1.1)
             await self._follow()
@@ -157,22 +157,22 @@ class Coordinating:
     async def _follow(self) -> None:
         """Compare the coordinator's batches with the stored one, and store the newest."""
         for _ in range(_MOST_PAGES):
-            since = self._held.body.number if self._held else 0
-            opened = [
+            last_number = self._held.body.number if self._held else 0
+            results = [
                 open_batch(raw, self._swarm_id)
-                for raw in (await self._client.batches(since)).batches
+                for raw in (await self._client.batches(last_number)).batches
             ]
-            batches = [batch for batch in opened if isinstance(batch, SignedBatch)]
-            if len(batches) < len(opened):
+            batches = [batch for batch in results if isinstance(batch, SignedBatch)]
+            if len(batches) < len(results):
                 raise CoordinatorError(f"{self._url} sent a batch that nobody signed")
-            before = self._held
-            self._held, fault = follow(before, batches)
+            previous_batch = self._held
+            self._held, fault = follow(previous_batch, batches)
             if fault:
                 text = f"the coordinator {self._url} contradicts itself: {fault}; ask its operator"
                 if self._alarms.get(_ALARM) != text:
                     _log.warning("the coordinator contradicts itself", fault=fault, url=self._url)
                 self._alarms[_ALARM] = text
-            if self._held is not None and self._held is not before:
+            if self._held is not None and self._held is not previous_batch:
                 self._keeper.save(FILE, msgpack.packb([self._url, self._held.raw]))
             if len(batches) < api.MAX_BATCHES or fault:
                 return
@@ -181,13 +181,13 @@ class Coordinating:
         """Load the stored batch, None unless this coordinator sent it."""
         raw = self._keeper.load(FILE)
         try:
-            url, sealed = msgpack.unpackb(raw or b"")
-            held = open_batch(sealed, self._swarm_id) if url == self._url else None
+            url, envelope = msgpack.unpackb(raw or b"")
+            batch = open_batch(envelope, self._swarm_id) if url == self._url else None
         except (ValueError, TypeError):
             if raw is not None:
                 _log.warning("a file of this home is damaged", file=FILE)
             return None
-        return None if isinstance(held, Rejected) else held
+        return None if isinstance(batch, Rejected) else batch
 
 
 def next_pause(pause: float, *, hurried: bool) -> float:
@@ -203,7 +203,7 @@ def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
     groups = snapshot.groups
     point = snapshot.evals[-1] if snapshot.evals else None
     rewards = point.families if point else {}
-    active = [row for row in snapshot.peers if row.accepted or row.rejected_by_reason]
+    active_rows = [row for row in snapshot.peers if row.accepted or row.rejected_by_reason]
     return Report(
         v=1,
         issued_ms=issued_ms,
@@ -221,27 +221,27 @@ def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
             (_label(family), min(1.0, max(0.0, reward)))
             for family, reward in list(rewards.items())[:MAX_REPORTED_FAMILIES]
         ),
-        peers=tuple(map(_finding, active[:MAX_REPORTED_PEERS])),
+        peers=tuple(map(_finding, active_rows[:MAX_REPORTED_PEERS])),
     )
 
 
 def hints_of(reputation: api.Reputation) -> dict[str, float]:
     """Compute the weights of peers from a reputation. If an issuer has less than half of the median
     share, its members' weights fall in proportion. A peer without a rating loses nothing. Pure."""
-    enough = reputation.median / 2
+    threshold = reputation.median / 2
     return {
-        row.peer_id: LEAST_HINT + (1 - LEAST_HINT) * row.issuer_share / enough
+        row.peer_id: LEAST_HINT + (1 - LEAST_HINT) * row.issuer_share / threshold
         for row in reputation.rows
-        if row.issuer_share < enough
+        if row.issuer_share < threshold
     }
 
 
 def _finding(row: PeerRow) -> PeerFigures:
-    refused = sorted(row.rejected_by_reason.items(), key=lambda item: -item[1])[:MAX_REASONS]
+    rejections = sorted(row.rejected_by_reason.items(), key=lambda item: -item[1])[:MAX_REASONS]
     return PeerFigures(
         public_key_of(row.peer_id),
         row.accepted,
-        tuple((_label(reason), count) for reason, count in refused),
+        tuple((_label(reason), count) for reason, count in rejections),
     )
 
 

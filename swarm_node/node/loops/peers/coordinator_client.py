@@ -52,10 +52,10 @@ class _OwnNetworks(ThreadedResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> Any:
-        found = await super().resolve(host, port, family)
-        if any(not _is_own(item["host"]) for item in found):
+        hosts = await super().resolve(host, port, family)
+        if any(not _is_own(item["host"]) for item in hosts):
             raise OSError("it is on the Internet: its URL must begin with https")
-        return found
+        return hosts
 
 
 class CoordinatorClient:
@@ -78,9 +78,9 @@ class CoordinatorClient:
         except ValueError as error:
             raise ConfigError(f"network.coordinator {url}: {error}") from error
         self._base = url.rstrip("/")
-        parsed = URL(self._base)
-        self._plain = parsed.scheme == "http"
-        if self._plain and not _may_be_own(parsed.host or ""):
+        base_url = URL(self._base)
+        self._plain = base_url.scheme == "http"
+        if self._plain and not _may_be_own(base_url.host or ""):
             raise ConfigError(
                 f"network.coordinator {url} is on the Internet",
                 "use https, so that nobody reads it",
@@ -91,20 +91,20 @@ class CoordinatorClient:
     async def health(self) -> api.Health:
         return await self._call("GET", "/health", api.Health)
 
-    async def introduce(self, asked: api.Introduction) -> api.Introduced:
-        return await self._call("POST", "/introductions", api.Introduced, asked)
+    async def introduce(self, request: api.Introduction) -> api.Introduced:
+        return await self._call("POST", "/introductions", api.Introduced, request)
 
-    async def report(self, asked: api.Reported) -> api.ReportReceipt:
-        return await self._call("POST", "/reports", api.ReportReceipt, asked)
+    async def report(self, request: api.Reported) -> api.ReportReceipt:
+        return await self._call("POST", "/reports", api.ReportReceipt, request)
 
-    async def batches(self, since: int) -> api.Batches:
-        return await self._call("GET", f"/batches?since={since}", api.Batches)
+    async def batches(self, last_number: int) -> api.Batches:
+        return await self._call("GET", f"/batches?since={last_number}", api.Batches)
 
     async def reputation(self) -> api.Reputation:
         return await self._call("GET", "/reputation", api.Reputation)
 
-    async def redeem(self, asked: api.Redemption) -> api.Redeemed:
-        return await self._call("POST", "/redemptions", api.Redeemed, asked)
+    async def redeem(self, request: api.Redemption) -> api.Redeemed:
+        return await self._call("POST", "/redemptions", api.Redeemed, request)
 
     async def _call(
         self, method: str, path: str, kind: type[_Kind], body: Struct | None = None
@@ -114,11 +114,11 @@ class CoordinatorClient:
         Raises:
             CoordinatorError: it did not answer, or refused; the message says why.
         """
-        sent = b"" if body is None else msgspec.json.encode(body)
+        payload = b"" if body is None else msgspec.json.encode(body)
         target = api.PREFIX + path
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._signer is not None:
-            headers["Authorization"] = self._authorization(method, target, sent)
+            headers["Authorization"] = self._authorization(method, target, payload)
         resolver = _OwnNetworks() if self._plain else ThreadedResolver()
         try:
             async with (
@@ -131,7 +131,7 @@ class CoordinatorClient:
                 session.request(
                     method,
                     URL(self._base + target, encoded=True),
-                    data=sent,
+                    data=payload,
                     headers=headers,
                     allow_redirects=False,
                 ) as response,
@@ -143,16 +143,16 @@ class CoordinatorClient:
                         raise CoordinatorError(f"{self._base} answers too much")
                 return _decoded(self._base, response.status, bytes(answer), kind)
         except (ClientError, OSError, TimeoutError) as error:
-            why = printable(_why(error))
-            raise CoordinatorError(f"{self._base} does not answer: {why}") from error
+            reason = printable(_why(error))
+            raise CoordinatorError(f"{self._base} does not answer: {reason}") from error
 
-    def _authorization(self, method: str, target: str, sent: bytes) -> str:
+    def _authorization(self, method: str, target: str, payload: bytes) -> str:
         assert self._signer is not None
         identity, swarm_id, chain = self._signer
-        digest = hashlib.sha256(sent).digest()
+        digest = hashlib.sha256(payload).digest()
         call = Call(1, method, target, int(self._wall() * 1000), os.urandom(16), digest)
-        shown = show_call(identity, swarm_id, chain(), call)
-        return api.SCHEME + base64.b64encode(shown).decode("ascii")
+        proof = show_call(identity, swarm_id, chain(), call)
+        return api.SCHEME + base64.b64encode(proof).decode("ascii")
 
 
 async def redeem(url: str, code: str, newcomer: Identity, wall: Callable[[], float]) -> str:
@@ -167,10 +167,10 @@ async def redeem(url: str, code: str, newcomer: Identity, wall: Callable[[], flo
     """
     client = CoordinatorClient(url, None, wall)
     try:
-        asked = api.redemption(code.strip(), newcomer)
+        request = api.redemption(code.strip(), newcomer)
     except msgspec.ValidationError:
         raise TicketError("this is no code: it has 20 letters and digits in four groups") from None
-    answer = await client.redeem(asked)
+    answer = await client.redeem(request)
     ticket = parse_ticket(answer.ticket, wall())
     return with_addresses(ticket, ticket.info, [coordinator_address(url)])
 
@@ -195,8 +195,8 @@ def _decoded(base: str, status: int, answer: bytes, kind: type[_Kind]) -> _Kind:
             f"{status})",
             "check the URL",
         ) from None
-    why = printable(f"{problem.detail} ({problem.reason})")
-    raise CoordinatorError(f"{base} refuses: {why}")
+    reason = printable(f"{problem.detail} ({problem.reason})")
+    raise CoordinatorError(f"{base} refuses: {reason}")
 
 
 def _is_own(ip: str) -> bool:
@@ -219,7 +219,12 @@ async def try_coordinator(url: str) -> TriedRow:
     Raises:
         ConfigError: the URL cannot be used.
     """
-    client, begun, code, detail = CoordinatorClient(url, None, time.time), time.monotonic(), "", ""
+    client, started_at, code, detail = (
+        CoordinatorClient(url, None, time.time),
+        time.monotonic(),
+        "",
+        "",
+    )
     try:
         async with asyncio.timeout(PEER_SECONDS):
             await client.health()
@@ -227,7 +232,7 @@ async def try_coordinator(url: str) -> TriedRow:
         code = "no_answer"
     except CoordinatorError as error:
         code, detail = _of_coordinator(error.__cause__)
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started_at
     cause = Cause(code, where=url, detail=detail, seconds=seconds) if code else None
     return TriedRow("coordinator", url, seconds, cause)
 

@@ -48,27 +48,31 @@ async def ping(
     """
     clock, directory, asker = local.clock, local.directory, exchange.asker
     name = local.members.name(peer_id)
-    if over := ended(local.members, peer_id):
-        return PingReport(peer_id, name, None, why=over)
+    if finding := ended(local.members, peer_id):
+        return PingReport(peer_id, name, None, why=finding)
     peer = directory.get(peer_id) or await exchange.meeting.reach(peer_id)
     reply = None
     if peer is not None and (peer.greeted or await asker.greet(peer)):
-        request, began = wire.pack(wire.PeersRequest(limit=1)), clock.now()
+        request, started_at = wire.pack(wire.PeersRequest(limit=1)), clock.now()
         reply = await asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=seconds)
     name = local.members.name(peer_id)  # a greeting may have told it
     if reply is None:
-        told = exchange.meeting.addresses(peer_id)
-        if told is None:
+        addresses = exchange.meeting.addresses(peer_id)
+        if addresses is None:
             raise SwarmNodeError(f"this node knows no peer {peer_id}: see `swarm-node peers`")
         causes = directory.failures.causes(clock.now())
-        before = directory.get(peer_id) is not None
-        why = absent(peer_id, told, reaching, causes, 1, before=before)
-        return PingReport(peer_id, name, None, why=why)
-    took, via, address = clock.now() - began, reaching.usage.via.get(peer_id, ""), ""
+        has_answered = directory.get(peer_id) is not None
+        reason = absent(peer_id, addresses, reaching, causes, 1, has_answered=has_answered)
+        return PingReport(peer_id, name, None, why=reason)
+    round_trip, relay_id, address = (
+        clock.now() - started_at,
+        reaching.usage.via.get(peer_id, ""),
+        "",
+    )
     with suppress(TransportError):  # the link may have gone since
         address = await reaching.seen(peer_id) or ""
-    relay = local.members.name(via) or short_id(via) if via else ""
-    return PingReport(peer_id, name, took, address, via, relay)
+    relay = local.members.name(relay_id) or short_id(relay_id) if relay_id else ""
+    return PingReport(peer_id, name, round_trip, address, relay_id, relay)
 
 
 async def try_everything(
@@ -92,40 +96,46 @@ async def try_peers(
     there may refuse this one."""
     clock, directory = local.clock, local.directory
     now = clock.now()
-    known = sorted(directory.live(now, math.inf), key=lambda peer: peer.last_seen, reverse=True)
-    asked = {peer.peer_id: peer for peer in known[:_MOST]}
-    for each in attempts:
-        if each.outcome == "open" and each.peer_id not in asked:
-            found = directory.get(each.peer_id) or Peer(each.peer_id, now, (each.address,))
-            asked[each.peer_id] = found
-    rows = await asyncio.gather(*(_ask(peer, local, asker) for peer in asked.values()))
-    by_peer = dict(zip(asked, rows, strict=True))
-    addresses = [_at_address(each, by_peer.get(each.peer_id)) for each in attempts]
-    return [*addresses, *rows[: len(known[:_MOST])]]
+    known_peers = sorted(
+        directory.live(now, math.inf), key=lambda peer: peer.last_seen, reverse=True
+    )
+    targets = {peer.peer_id: peer for peer in known_peers[:_MOST]}
+    for attempt in attempts:
+        if attempt.outcome == "open" and attempt.peer_id not in targets:
+            target = directory.get(attempt.peer_id) or Peer(
+                attempt.peer_id, now, (attempt.address,)
+            )
+            targets[attempt.peer_id] = target
+    rows = await asyncio.gather(*(_ask(peer, local, asker) for peer in targets.values()))
+    by_peer = dict(zip(targets, rows, strict=True))
+    addresses = [_at_address(attempt, by_peer.get(attempt.peer_id)) for attempt in attempts]
+    return [*addresses, *rows[: len(known_peers[:_MOST])]]
 
 
 async def _ask(peer: Peer, local: Local, asker: Asker) -> TriedRow:
-    clock, begun = local.clock, local.clock.now()
+    clock, started_at = local.clock, local.clock.now()
     request = wire.pack(wire.PeersRequest(limit=1))
     reply = await asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=PEER_SECONDS)
     now, cause = clock.now(), None
     name = local.members.name(peer.peer_id) or short_id(peer.peer_id)
     if reply is None:
-        told = local.directory.failures.causes(now)
-        said = (c for c in told if c.peer == peer.peer_id and c.seconds_since <= now - begun)
-        silent = Cause("no_answer", peer.peer_id, name, seconds=now - begun)
-        cause = next(said, silent)
-    return TriedRow("peer", name, now - begun, cause)
+        causes = local.directory.failures.causes(now)
+        peer_causes = (
+            c for c in causes if c.peer == peer.peer_id and c.seconds_since <= now - started_at
+        )
+        fallback = Cause("no_answer", peer.peer_id, name, seconds=now - started_at)
+        cause = next(peer_causes, fallback)
+    return TriedRow("peer", name, now - started_at, cause)
 
 
-def _at_address(tried: DialAttempt, peer: TriedRow | None) -> TriedRow:
+def _at_address(attempt: DialAttempt, peer: TriedRow | None) -> TriedRow:
     """Return the row of an address. Nobody is reached there if its node does not answer."""
-    cause = tried.cause()
+    cause = attempt.cause()
     if cause is None and peer is not None and peer.cause is not None:
-        cause = msgspec.structs.replace(peer.cause, where=tried.where)
+        cause = msgspec.structs.replace(peer.cause, where=attempt.where)
         if cause.code == "no_answer":
             cause = msgspec.structs.replace(cause, code="no_greeting")
-    return TriedRow("address", tried.where, tried.seconds, cause)
+    return TriedRow("address", attempt.where, attempt.seconds, cause)
 
 
 def link_up() -> bool:
@@ -133,10 +143,10 @@ def link_up() -> bool:
     stats = psutil.net_if_stats()
     loopback = {
         name
-        for name, found in psutil.net_if_addrs().items()
-        if any(item.address in ("127.0.0.1", "::1") for item in found)
+        for name, addresses in psutil.net_if_addrs().items()
+        if any(item.address in ("127.0.0.1", "::1") for item in addresses)
     }
-    return any(each.isup for name, each in stats.items() if name not in loopback)
+    return any(interface.isup for name, interface in stats.items() if name not in loopback)
 
 
 class DialCheck:
@@ -176,27 +186,27 @@ class DialCheck:
 
     async def _try(self, addresses: Sequence[str]) -> list[DialAttempt]:
         self._directory.failures.link_down = not self._link_up()
-        tried = await attempt_all(addresses, self._knock, _MOST)
-        for each in tried:
-            self._note(each)
-        return tried
+        attempts = await attempt_all(addresses, self._knock, _MOST)
+        for attempt in attempts:
+            self._note(attempt)
+        return attempts
 
     def _answers(self, address: str) -> bool:
         peer = self._directory.get(address.rpartition("/p2p/")[2])
-        recent = peer is not None and self._clock.now() - peer.last_seen <= SEEN_SECONDS
-        return recent and peer is not None and peer.greeted
+        is_recent = peer is not None and self._clock.now() - peer.last_seen <= SEEN_SECONDS
+        return is_recent and peer is not None and peer.greeted
 
-    def _note(self, tried: DialAttempt) -> None:
+    def _note(self, attempt: DialAttempt) -> None:
         failures, now = self._directory.failures, self._clock.now()
-        name = self._members.name(tried.peer_id)
-        cause = tried.cause(name)
+        name = self._members.name(attempt.peer_id)
+        cause = attempt.cause(name)
         if cause is not None:
-            self._open.pop(tried.address, None)
+            self._open.pop(attempt.address, None)
             return failures.failed(cause, now)
-        self._open[tried.address] = self._open.get(tried.address, 0) + 1
-        failures.connected(tried.peer_id, tried.where)
-        refused = any(each.peer == tried.peer_id for each in failures.causes(now))
-        if refused or self._answers(tried.address):
+        self._open[attempt.address] = self._open.get(attempt.address, 0) + 1
+        failures.connected(attempt.peer_id, attempt.where)
+        is_refused = any(entry.peer == attempt.peer_id for entry in failures.causes(now))
+        if is_refused or self._answers(attempt.address):
             return
-        if self._open[tried.address] > _PATIENT_TRIES:
-            failures.failed(Cause("no_greeting", tried.peer_id, name, tried.where), now)
+        if self._open[attempt.address] > _PATIENT_TRIES:
+            failures.failed(Cause("no_greeting", attempt.peer_id, name, attempt.where), now)

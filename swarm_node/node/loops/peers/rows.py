@@ -37,7 +37,7 @@ _ENDED: Final = {
 
 
 def peer_rows(
-    shared: Shared,
+    shared_state: Shared,
     reaching: ReachingTransport,
     now: float,
     info: EnvironmentInfo | None,
@@ -45,66 +45,76 @@ def peer_rows(
 ) -> list[PeerRow]:
     """Return the rows of the peers that this node works with, the most recently seen first.
     `policy` is this node's."""
-    by, total = shared.tally.trained_by, shared.tally.trained_by.total() or 1
-    known = sorted(shared.directory.live(now, math.inf), key=lambda peer: now - peer.last_seen)
-    links, causes = reaching.links(), shared.directory.failures.causes(now)
+    trained_counts, total = (
+        shared_state.tally.trained_by,
+        shared_state.tally.trained_by.total() or 1,
+    )
+    known_peers = sorted(
+        shared_state.directory.live(now, math.inf), key=lambda peer: now - peer.last_seen
+    )
+    links, causes = reaching.links(), shared_state.directory.failures.causes(now)
     rows = []
-    for peer in known:
+    for peer in known_peers:
         row = PeerRow.of(
             peer,
             now,
-            shared.members,
-            by[peer.peer_id] / total,
+            shared_state.members,
+            trained_counts[peer.peer_id] / total,
             reaching.usage.via.get(peer.peer_id),
             _other_environment(peer, info),
             _other_model(peer, policy),
         )
         address = links.get(peer.peer_id, "")
-        why = _why(peer, row, shared, reaching, causes, now, linked=bool(address))
-        row = msgspec.structs.replace(row, address=address, why=why)
+        reason = _why(peer, row, shared_state, reaching, causes, now, is_linked=bool(address))
+        row = msgspec.structs.replace(row, address=address, why=reason)
         rows.append(msgspec.structs.replace(row, **_traffic(reaching, peer.peer_id, now)))
     return rows
 
 
-def former_rows(shared: Shared, reaching: ReachingTransport, now: float) -> list[PeerRow]:
+def former_rows(shared_state: Shared, reaching: ReachingTransport, now: float) -> list[PeerRow]:
     """Return the rows of former members, and of members blocked here, for a snapshot."""
-    gone = (peer for key, peer in shared.former.items() if shared.directory.get(key) is None)
+    former_peers = (
+        peer for key, peer in shared_state.former.items() if shared_state.directory.get(key) is None
+    )
     rows = []
-    for peer in gone:
-        why, traffic = ended(shared.members, peer.peer_id), _traffic(reaching, peer.peer_id, now)
-        row = PeerRow.of(peer, now, shared.members)
-        rows.append(msgspec.structs.replace(row, why=why, **traffic))
+    for peer in former_peers:
+        reason, traffic = (
+            ended(shared_state.members, peer.peer_id),
+            _traffic(reaching, peer.peer_id, now),
+        )
+        row = PeerRow.of(peer, now, shared_state.members)
+        rows.append(msgspec.structs.replace(row, why=reason, **traffic))
     return rows
 
 
 def of_unmet(
-    shared: Shared, reaching: ReachingTransport, meeting: Meeting | None, now: float
+    shared_state: Shared, reaching: ReachingTransport, meeting: Meeting | None, now: float
 ) -> dict[str, Any]:
     """Return the fields of a snapshot on members that this node heard of and has not met: the rows
     of MAX_UNMET at most, and the number of all. Before the node runs there is no `meeting`."""
     if meeting is None:
         return {}
-    members, causes = shared.members, shared.directory.failures.causes(now)
-    found, total = meeting.unmet(MAX_UNMET)
+    members, causes = shared_state.members, shared_state.directory.failures.causes(now)
+    unmet_peers, total = meeting.unmet(MAX_UNMET)
     rows = []
-    for each in found:
-        left = None if each.next_at is None else max(0.0, each.next_at - now)
-        peer_id, addresses = each.peer_id, list(each.addresses)
-        why = ended(members, peer_id) or absent(
-            peer_id, addresses, reaching, causes, each.tries, left
+    for peer in unmet_peers:
+        left = None if peer.next_at is None else max(0.0, peer.next_at - now)
+        peer_id, addresses = peer.peer_id, list(peer.addresses)
+        reason = ended(members, peer_id) or absent(
+            peer_id, addresses, reaching, causes, peer.tries, left
         )
         name, issuer = members.name(peer_id), members.issuer(peer_id)
-        rows.append(UnmetRow(peer_id, name, issuer, addresses, why))
+        rows.append(UnmetRow(peer_id, name, issuer, addresses, reason))
     return {"unmet": rows, "unmet_total": total}
 
 
 def ended(members: Members, peer_id: str) -> Said | None:
     """Return why a peer is a member no more, None for a member and a stranger."""
-    shown = members.shown(peer_id)
-    if shown is None or shown[1] == "member":
+    membership = members.shown(peer_id)
+    if membership is None or membership[1] == "member":
         return None
-    text, remedy = _ENDED.get(shown[1], (f"no member: {shown[1]}", "`swarm-node invite`"))
-    return Said(shown[1], "warning", text, remedy)
+    text, remedy = _ENDED.get(membership[1], (f"no member: {membership[1]}", "`swarm-node invite`"))
+    return Said(membership[1], "warning", text, remedy)
 
 
 def absent(
@@ -115,15 +125,15 @@ def absent(
     tries: int,
     left: float | None = None,
     *,
-    before: bool = False,
+    has_answered: bool = False,
 ) -> Said:
     """Return why a member with these `addresses` is not connected. The last `tries` tries failed,
     and the next is in `left` seconds, if that is known. `causes` are those that this node found. It
-    answered `before`, or never."""
-    cause = next((each for each in causes if each.peer == peer_id), None)
+    answered before (`has_answered`), or never."""
+    cause = next((cause for cause in causes if cause.peer == peer_id), None)
     if cause is None:
-        whole = circuit.completed(addresses, peer_id)
-        if whole and not any(map(reaching.connects_to, whole)):
+        full_addresses = circuit.completed(addresses, peer_id)
+        if full_addresses and not any(map(reaching.connects_to, full_addresses)):
             cause = Cause("out_of_range", peer_id, where=_where(addresses, port=False))
         elif not tries:
             return Said("untried", "good", "not tried yet: this node tries one after the other")
@@ -131,7 +141,7 @@ def absent(
             cause = Cause("no_answer", peer_id, where=_where(addresses, port=True))
     text = told_here(cause)
     remedy = advice(cause)
-    if cause.code == "no_answer" and before:
+    if cause.code == "no_answer" and has_answered:
         remedy = "it answered before: its node may have stopped, or its machine may be off"
     if cause.code == "no_answer" and left is not None:
         text += f" ({tries} {'try' if tries == 1 else 'tries'}, the next in {span(left)})"
@@ -143,11 +153,11 @@ def _where(addresses: Sequence[str], *, port: bool) -> str:
     addresses come last."""
     places = dict[str, None]()
     for text in addresses:
-        way, found = circuit.parse(text), endpoint_of(text)
+        way, endpoint = circuit.parse(text), endpoint_of(text)
         if way is not None:
             places[f"relay {short_id(way.relay)}"] = None
-        elif found is not None:
-            _, host, number = found
+        elif endpoint is not None:
+            _, host, number = endpoint
             places[host_and_port(host, number) if port else host] = None
     if not places:
         return "no valid address"
@@ -158,26 +168,26 @@ def _where(addresses: Sequence[str], *, port: bool) -> str:
 def _why(
     peer: Peer,
     row: PeerRow,
-    shared: Shared,
+    shared_state: Shared,
     reaching: ReachingTransport,
     causes: Sequence[Cause],
     now: float,
     *,
-    linked: bool,
+    is_linked: bool,
 ) -> Said | None:
     """Return why a known peer is not connected, or is asked for nothing; None for one that is."""
-    if over := ended(shared.members, peer.peer_id):
-        return over
+    if finding := ended(shared_state.members, peer.peer_id):
+        return finding
     if row.suspended_seconds >= _TOLD_SECONDS:
-        cut = now < peer.standing.cut_until
-        what = "disconnected" if cut else "suspended"
+        is_disconnected = now < peer.standing.cut_until
+        state = "disconnected" if is_disconnected else "suspended"
         remedy = "nothing: it is asked again then; docs/rejections.md explains each reason"
-        return Said(what, "warning", f"{what} for {span(row.suspended_seconds)} more", remedy)
-    if not peer.retry.silent and (linked or row.via is not None):
+        return Said(state, "warning", f"{state} for {span(row.suspended_seconds)} more", remedy)
+    if not peer.retry.silent and (is_linked or row.via is not None):
         return None
-    tries, due = peer.retry.failures, peer.retry.due_at
-    left = max(0.0, due - now) if math.isfinite(due) else None
-    return absent(peer.peer_id, peer.addresses, reaching, causes, tries, left, before=True)
+    tries, due_at = peer.retry.failures, peer.retry.due_at
+    left = max(0.0, due_at - now) if math.isfinite(due_at) else None
+    return absent(peer.peer_id, peer.addresses, reaching, causes, tries, left, has_answered=True)
 
 
 def _traffic(reaching: ReachingTransport, peer_id: str, now: float) -> dict[str, Any]:
@@ -189,10 +199,10 @@ def _traffic(reaching: ReachingTransport, peer_id: str, now: float) -> dict[str,
 
 
 def _other_environment(peer: Peer, info: EnvironmentInfo | None) -> str:
-    theirs = peer.environment
-    if info is None or theirs is None or theirs == (info.name, info.version):
+    environment = peer.environment
+    if info is None or environment is None or environment == (info.name, info.version):
         return ""
-    return environment_name(*theirs)
+    return environment_name(*environment)
 
 
 def _other_model(peer: Peer, policy: PolicyRef) -> str:

@@ -40,17 +40,17 @@ _LEAST_SEEN = 2
 _ESTIMATE_SECONDS = 1.0
 
 
-def pause(least: float, cost: float) -> float:
+def pause(min_pause: float, cost: float) -> float:
     """Return the seconds between two evaluations that take `cost` seconds of the sampler's time
-    each: at least `least`, and enough that evaluation takes at most a tenth of the time."""
-    return max(least, cost * (1 / _SHARE - 1))
+    each: at least `min_pause`, and enough that evaluation takes at most a tenth of the time."""
+    return max(min_pause, cost * (1 / _SHARE - 1))
 
 
-def cost(took: float, rows: int, seconds_per_row: float) -> float:
-    """Return the seconds of the sampler's time for an evaluation of `rows` answers that took `took`
-    seconds. It may have waited for other answers, so the cost is at most that of as many own
-    answers at `seconds_per_row` each (0: not known yet)."""
-    return min(took, rows * seconds_per_row) if seconds_per_row else took
+def cost(elapsed: float, rows: int, seconds_per_row: float) -> float:
+    """Return the seconds of the sampler's time for an evaluation of `rows` answers that took
+    `elapsed` seconds. It may have waited for other answers, so the cost is at most that of as many
+    own answers at `seconds_per_row` each (0: not known yet)."""
+    return min(elapsed, rows * seconds_per_row) if seconds_per_row else elapsed
 
 
 def seen_tasks(tasks: int) -> int:
@@ -73,7 +73,7 @@ class Examiner:
         """Return requests for the number of `answers` to each task. A task is left out if its
         prompt and the longest answers exceed the model's positions."""
         prompts = await self.environment.render(list(answers))
-        found = {
+        task_requests = {
             ref: SampleRequest(
                 self.codec.encode_prompt(prompt),
                 n=answers[ref],
@@ -83,8 +83,10 @@ class Examiner:
             )
             for ref, prompt in zip(answers, prompts, strict=True)
         }
-        whole = self.sampling.max_new_tokens * self.turns
-        return {ref: r for ref, r in found.items() if self.codec.fits(r.prompt_ids, whole)}
+        max_tokens = self.sampling.max_new_tokens * self.turns
+        return {
+            ref: r for ref, r in task_requests.items() if self.codec.fits(r.prompt_ids, max_tokens)
+        }
 
     async def rewards(
         self, requests: Mapping[TaskRef, SampleRequest]
@@ -92,9 +94,9 @@ class Examiner:
         """Return the rewards of the answers to each task, or of the dialogues that begin with it,
         and the seconds that the sampler sampled."""
         player = Player(self.sampler, self.codec, self._replay, self.clock)
-        played, took = await player.play(requests.items())
-        rewards = ([each.heard.reward for each in dialogues] for dialogues in played)
-        return dict(zip(requests, rewards, strict=True)), took
+        groups, seconds = await player.play(requests.items())
+        rewards = ([dialogue.heard.reward for dialogue in dialogues] for dialogues in groups)
+        return dict(zip(requests, rewards, strict=True)), seconds
 
     async def _replay(
         self, ref: TaskRef, dialogues: Sequence[Transcript]
@@ -117,22 +119,22 @@ class Evaluator:
         own_families: Sequence[str],
         levels: Levels | None = None,
         tasks: int,
-        earlier: float,
+        elapsed: float,
         tally: Tally,
-        least: float,
+        min_pause: float,
         tries: int = 1,
         draw: str = "",
     ) -> None:
         """With active `levels`, their main families are measured and those sampled now; otherwise
         all. `tasks` of each family are measured on unseen texts, and `seen_tasks` of them on seen
-        ones. An experiment draws both anew with another `draw`. `earlier` is the time of the last
-        point before a restart, in seconds. `tally` has the sampler's time per own group. `least` is
-        the shortest pause between two measurements, in seconds. Every fourth unseen task gets
-        `tries` answers, for pass@k."""
+        ones. An experiment draws both anew with another `draw`. `elapsed` is the time of the last
+        point before a restart, in seconds. `tally` has the sampler's time per own group.
+        `min_pause` is the shortest pause between two measurements, in seconds. Every fourth unseen
+        task gets `tries` answers, for pass@k."""
         self._parts = parts
         self._tally = tally
         self._took, self._rows = 0.0, 0
-        self._least = least
+        self._least = min_pause
         self._info = info
         self._own = frozenset(own_families)
         self._levels = levels
@@ -141,13 +143,13 @@ class Evaluator:
         self._tries = tries
         self._draw = draw
         self._sampling = sampling
-        self._started = parts.clock.now() - earlier
+        self._started = parts.clock.now() - elapsed
         self._one_at_a_time = asyncio.Lock()
         self._adopted = asyncio.Event()
 
-    def adopt(self, tasks: int, least: float) -> None:
+    def adopt(self, tasks: int, min_pause: float) -> None:
         """Apply a new number of tasks and a new shortest pause, also to a pause that has begun."""
-        self._tasks, self._least = tasks, least
+        self._tasks, self._least = tasks, min_pause
         self._adopted.set()
 
     async def rest(self) -> None:
@@ -155,8 +157,8 @@ class Evaluator:
         estimated again meanwhile: the sampler's first answers, which wait until an engine is warm,
         say little of those that follow."""
         clock = self._parts.clock
-        began = clock.now()
-        while (left := began + pause(self._least, self._spent()) - clock.now()) > 0:
+        started_at = clock.now()
+        while (left := started_at + pause(self._least, self._spent()) - clock.now()) > 0:
             self._adopted.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, max(self._least, _ESTIMATE_SECONDS))):
@@ -187,17 +189,17 @@ class Evaluator:
             requests = await examiner.requests(refs)
             version = parts.sampler.version
             self._rows = sum(refs[ref] for ref in requests)
-            longest = self._sampling.max_new_tokens
-            with at_sampler(parts, self._tally, longest, answers=self._rows):
-                found, self._took = await examiner.rewards(requests)
-            rewards = {ref: [0.0] * n for ref, n in refs.items()} | found
+            max_tokens = self._sampling.max_new_tokens
+            with at_sampler(parts, self._tally, max_tokens, answers=self._rows):
+                results, self._took = await examiner.rewards(requests)
+            rewards = {ref: [0.0] * n for ref, n in refs.items()} | results
         return self._point(version, rewards)
 
     def _unseen(self) -> dict[TaskRef, int]:
         """Return the number of answers to each unseen task."""
-        drawn = [self._draw] if self._draw else []
+        seed_parts = [self._draw] if self._draw else []
         return {
-            self._ref(family, held_out_seed(*drawn, family, index)): self._tries
+            self._ref(family, held_out_seed(*seed_parts, family, index)): self._tries
             if index % _EVERY == _EVERY - 1
             else 1
             for family in self._families
@@ -215,27 +217,27 @@ class Evaluator:
         return TaskRef(self._info.name, self._info.version, family, seed)
 
     def _point(self, version: int, rewards: Mapping[TaskRef, Sequence[float]]) -> EvalPoint:
-        once: dict[str, list[float]] = {family: [] for family in self._families}
-        best: dict[str, list[float]] = {family: [] for family in self._families}
-        seen: dict[str, list[float]] = {family: [] for family in self._families}
+        eval_rewards: dict[str, list[float]] = {family: [] for family in self._families}
+        best_rewards: dict[str, list[float]] = {family: [] for family in self._families}
+        train_rewards: dict[str, list[float]] = {family: [] for family in self._families}
         for ref, answers in rewards.items():
-            (once if ref.held_out else seen)[ref.family].append(_mean(answers))
+            (eval_rewards if ref.held_out else train_rewards)[ref.family].append(_mean(answers))
             if len(answers) > 1:
-                best[ref.family].append(max(answers))
-        families = {family: _mean(values) for family, values in once.items()}
+                best_rewards[ref.family].append(max(answers))
+        families = {family: _mean(values) for family, values in eval_rewards.items()}
         main = {family: families[family] for family in self._main}
-        own = [value for family, value in main.items() if family in self._own]
-        borrowed = [value for family, value in main.items() if family not in self._own]
+        local_rewards = [value for family, value in main.items() if family in self._own]
+        external_rewards = [value for family, value in main.items() if family not in self._own]
         return EvalPoint(
             seconds=self._parts.clock.now() - self._started,
             version=version,
             reward=_mean(list(main.values())),
-            local=_mean(own) if own else 0.0,
-            external_only=_mean(borrowed) if borrowed else None,
+            local=_mean(local_rewards) if local_rewards else 0.0,
+            external_only=_mean(external_rewards) if external_rewards else None,
             families=families,
-            best_of_k={family: _mean(values) for family, values in best.items() if values},
+            best_of_k={family: _mean(values) for family, values in best_rewards.items() if values},
             k=self._tries,
-            train=_mean([_mean(seen[family]) for family in self._main]),
+            train=_mean([_mean(train_rewards[family]) for family in self._main]),
             split_version=SPLIT,
             main=[] if self._main == self._info.families else list(self._main),
         )

@@ -42,7 +42,7 @@ _SHOWN_CAUSES = 32
 
 def take_snapshot(
     parts: Parts,
-    shared: Shared,
+    shared_state: Shared,
     reaching: ReachingTransport,
     meeting: Meeting | None,
     *,
@@ -50,19 +50,19 @@ def take_snapshot(
     limit: int,
     levels: list[LevelRow],
     state: str,
-    started: float,
+    started_at: float,
     running_since: float | None,
     info: EnvironmentInfo | None,
     own_families: tuple[str, ...],
     home: Path | None,
 ) -> Snapshot:
-    """Make the snapshot of a node now. `started` and `running_since` are of its clock. `limit` is
-    the number of its last update, 0 for none. `home` is for `findings`. `meeting` is None before
+    """Make the snapshot of a node now. `started_at` and `running_since` are of its clock. `limit`
+    is the number of its last update, 0 for none. `home` is for `findings`. `meeting` is None before
     the node runs."""
-    tally, now = shared.tally, parts.clock.now()
-    identity, swarm = shared.local.identity, shared.local.swarm
-    own = MembershipRow.of(shared.members, identity.peer_id)
-    buffer = asdict(shared.buffer.stats()).items()
+    tally, now = shared_state.tally, parts.clock.now()
+    identity, swarm = shared_state.local.identity, shared_state.local.swarm
+    membership = MembershipRow.of(shared_state.members, identity.peer_id)
+    buffer = asdict(shared_state.buffer.stats()).items()
     shot = Snapshot(
         schema=SCHEMA,
         peer_id=identity.peer_id,
@@ -70,7 +70,7 @@ def take_snapshot(
         swarm_id=swarm.swarm_id.hex(),
         model=model,
         state=state,
-        seconds=now - started,
+        seconds=now - started_at,
         version=parts.trainer.version,
         steps=tally.steps,
         skipped_batches=tally.skipped_batches,
@@ -81,42 +81,42 @@ def take_snapshot(
         evals=list(tally.evals),
         families=list(info.families) if info else [],
         local_families=list(own_families),
-        peers=peer_rows(shared, reaching, now, info, parts.policy),
+        peers=peer_rows(shared_state, reaching, now, info, parts.policy),
         buffer={key: value for key, value in buffer if isinstance(value, int)},
         last_step=tally.last_applied or tally.last_update,
         addresses=parts.transport.addresses() if state == "running" else [],
         processes=dict(parts.processes()),
         sandbox=info.sandbox.described() if info and info.sandbox else "",
         engine=parts.engine(),
-        membership=own,
-        former=former_rows(shared, reaching, now),
-        **of_unmet(shared, reaching, meeting, now),
+        membership=membership,
+        former=former_rows(shared_state, reaching, now),
+        **of_unmet(shared_state, reaching, meeting, now),
         reach=parts.reach.verdict() if parts.knock is not None else None,
         relaying=RelayingRow.of(reaching),
-        alarms=_alarms(shared, own, parts.clock),
+        alarms=_alarms(shared_state, membership, parts.clock),
         environment=environment_name(info.name, info.version) if info else "",
         levels=levels,
     )
-    shot = msgspec.structs.replace(shot, **_course(parts, shared, running_since, limit))
+    shot = msgspec.structs.replace(shot, **_course(parts, shared_state, running_since, limit))
     return msgspec.structs.replace(shot, findings=findings(shot, tally.steady, home))
 
 
 def _course(
-    parts: Parts, shared: Shared, running_since: float | None, limit: int
+    parts: Parts, shared_state: Shared, running_since: float | None, limit: int
 ) -> dict[str, Any]:
     """Return the snapshot's fields on the progress of the node."""
-    tally, failures, now = shared.tally, shared.directory.failures, parts.clock.now()
-    since_update = between = work = busy = None
+    tally, failures, now = shared_state.tally, shared_state.directory.failures, parts.clock.now()
+    since_update = step_seconds = work = busy_row = None
     if running_since is not None:
-        busy = BusyRow(tally.drawing.seconds, tally.updating.seconds, now - running_since)
-        work = _work(parts, shared, limit, running_since)
+        busy_row = BusyRow(tally.drawing.seconds, tally.updating.seconds, now - running_since)
+        work = _work(parts, shared_state, limit, running_since)
         since_update = parts.clock.now() - max(running_since, tally.updated_at)
         if tally.updating.count:
-            between = (tally.updated_at - running_since) / tally.updating.count
+            step_seconds = (tally.updated_at - running_since) / tally.updating.count
     return {
         "time": parts.clock.wall(),
         "work": work,
-        "busy": busy,
+        "busy": busy_row,
         "advice": tally.advice,
         "configured": failures.configured,
         "causes": failures.causes(now)[:_SHOWN_CAUSES],
@@ -125,7 +125,7 @@ def _course(
         "latest": parts.history.latest,
         "taught": tally.taught.rows(),
         "seconds_since_step": since_update,
-        "seconds_between_steps": between,
+        "seconds_between_steps": step_seconds,
         "recent": tally.samples.recent(),
         "coordinator": tally.coordinator,
         "examples": tally.samples.examples(_EXAMPLES),
@@ -133,26 +133,26 @@ def _course(
     }
 
 
-def _work(parts: Parts, shared: Shared, limit: int, running_since: float) -> WorkRow:
+def _work(parts: Parts, shared_state: Shared, limit: int, running_since: float) -> WorkRow:
     """Return what sampler and trainer do now."""
-    tally, buffer, now = shared.tally, shared.buffer, parts.clock.now()
+    tally, buffer, now = shared_state.tally, shared_state.buffer, parts.clock.now()
     end = None
-    made = tally.updating.count - tally.skipped_batches
-    if limit and made > 0:
-        each = (tally.updated_at - running_since) / made
+    step_count = tally.updating.count - tally.skipped_batches
+    if limit and step_count > 0:
+        step_seconds = (tally.updated_at - running_since) / step_count
         left = limit - tally.steps
         # The update under way may take longer than usual, the others as long.
-        end = max(0.0, left * each - min(each, now - tally.updated_at))
-    lacking = 0
+        end = max(0.0, left * step_seconds - min(step_seconds, now - tally.updated_at))
+    missing_groups = 0
     if not tally.updating.count and tally.underway.update_began is None:
-        lacking = max(0, buffer.mixture.own - buffer.held_own())
-    return tally.underway.row(now, progress_of(parts.sampler), lacking, end)
+        missing_groups = max(0, buffer.mixture.own - buffer.held_own())
+    return tally.underway.row(now, progress_of(parts.sampler), missing_groups, end)
 
 
-def _alarms(shared: Shared, own: MembershipRow | None, clock: Clock) -> list[str]:
+def _alarms(shared_state: Shared, membership: MembershipRow | None, clock: Clock) -> list[str]:
     return [
-        *(own.alarms(clock.wall()) if own else ()),
-        *shared.tally.alarms.values(),
+        *(membership.alarms(clock.wall()) if membership else ()),
+        *shared_state.tally.alarms.values(),
     ]
 
 
@@ -161,28 +161,30 @@ def name_of(members: Members, peer_id: str) -> str:
     return members.name(peer_id) or short_id(peer_id)
 
 
-async def take_report(parts: Parts, shared: Shared, reaching: ReachingTransport) -> NetworkReport:
+async def take_report(
+    parts: Parts, shared_state: Shared, reaching: ReachingTransport
+) -> NetworkReport:
     """Make the report on a running node's network. It includes a lookup in the transport's table
     and a round trip to each relay."""
-    begun, heard, fault = parts.clock.now(), 0, ""
+    started_at, heartbeats, fault = parts.clock.now(), 0, ""
     try:
-        heard = len(await parts.transport.heartbeats())
+        heartbeats = len(await parts.transport.heartbeats())
     except TransportError as error:
         fault = str(error)
-    seconds, asked = parts.clock.now() - begun, parts.clock.now()
+    seconds, probed_at = parts.clock.now() - started_at, parts.clock.now()
     trips = await reaching.relays.round_trips()
-    tried, relays = [], []
+    tries, relays = [], []
     for relay, trip in trips.items():
-        name, waited = name_of(shared.members, relay), parts.clock.now() - asked
+        name, wait_seconds = name_of(shared_state.members, relay), parts.clock.now() - probed_at
         relays.append(Relay(name, trip))
-        silent = Cause("no_answer", relay, name, seconds=waited) if trip is None else None
-        tried.append(TriedRow("relay", name, waited if trip is None else trip, silent))
+        cause = Cause("no_answer", relay, name, seconds=wait_seconds) if trip is None else None
+        tries.append(TriedRow("relay", name, wait_seconds if trip is None else trip, cause))
     return NetworkReport(
         reach=msgspec.structs.replace(parts.reach.verdict(), relays=relays),
         addresses=parts.transport.addresses(),
-        peers=len(shared.directory.live(parts.clock.now(), SEEN_SECONDS)),
-        heartbeats=heard if parts.transport.has_table else None,
+        peers=len(shared_state.directory.live(parts.clock.now(), SEEN_SECONDS)),
+        heartbeats=heartbeats if parts.transport.has_table else None,
         seconds=seconds,
         fault=fault,
-        tried=tried,
+        tried=tries,
     )

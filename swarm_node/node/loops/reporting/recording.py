@@ -27,12 +27,14 @@ class Recorder:
     """Writes a row of history after a step or an evaluation, and at intervals without one. The log
     gets the node's metrics at intervals, and its health whenever that has changed."""
 
-    def __init__(self, parts: Parts, shared: Shared, snapshot: Callable[[], Snapshot]) -> None:
+    def __init__(
+        self, parts: Parts, shared_state: Shared, snapshot: Callable[[], Snapshot]
+    ) -> None:
         """`snapshot` returns the figures of this node now."""
         self._snapshot = snapshot
         self._said: tuple[str, str] | None = None
         self._parts = parts
-        self._shared = shared
+        self._shared = shared_state
         self._before, self._seen = self._totals(), self._batches()
         self._measured: EvalPoint | None = None
         self._reported = parts.clock.now()
@@ -57,25 +59,29 @@ class Recorder:
 
     def _watch(self) -> None:
         """Log what happened to members since the last look."""
-        shared, now, wall = self._shared, self._parts.clock.now(), self._parts.clock.wall()
-        here = {peer.peer_id: peer for peer in shared.directory.live(now, float("inf"))}
-        for peer_id, peer in {**shared.former, **here}.items():
-            shown = shared.members.shown(peer_id)
-            if shown is not None:
-                silent = now - peer.last_seen > SEEN_SECONDS or peer_id not in here
-                name, _ = shared.members.names(shown[0])
-                issuer = shown[0].admitted_by.hex()
-                sight = Sight(name, issuer, shown[1], not silent, peer.epoch, peer.addresses)
-                shared.tally.events.see(peer_id, replace(sight, refused=dict(peer.rejected)), wall)
+        shared_state, now, wall = self._shared, self._parts.clock.now(), self._parts.clock.wall()
+        live_peers = {peer.peer_id: peer for peer in shared_state.directory.live(now, float("inf"))}
+        for peer_id, peer in {**shared_state.former, **live_peers}.items():
+            membership = shared_state.members.shown(peer_id)
+            if membership is not None:
+                is_silent = now - peer.last_seen > SEEN_SECONDS or peer_id not in live_peers
+                name, _ = shared_state.members.names(membership[0])
+                issuer = membership[0].admitted_by.hex()
+                sight = Sight(
+                    name, issuer, membership[1], not is_silent, peer.epoch, peer.addresses
+                )
+                shared_state.tally.events.see(
+                    peer_id, replace(sight, refused=dict(peer.rejected)), wall
+                )
 
     def _batches(self) -> int:
         return self._shared.tally.steps + self._shared.tally.skipped_batches
 
     def _due(self) -> bool:
-        tally, passed = self._shared.tally, self._parts.clock.now() - self._before.seconds
+        tally, elapsed = self._shared.tally, self._parts.clock.now() - self._before.seconds
         if tally.evals and tally.evals[-1] is not self._measured:
             return True
-        return passed >= (LEAST_SECONDS if self._batches() > self._seen else MOST_SECONDS)
+        return elapsed >= (LEAST_SECONDS if self._batches() > self._seen else MOST_SECONDS)
 
     async def _record(self) -> None:
         parts = self._parts
@@ -94,12 +100,12 @@ class Recorder:
 
     def _row(self, memory: int) -> HistoryRow:
         tally, clock = self._shared.tally, self._parts.clock
-        before, self._before, self._seen = self._before, self._totals(), self._batches()
+        previous_totals, self._before, self._seen = self._before, self._totals(), self._batches()
         point = tally.evals[-1] if tally.evals else None
         point, self._measured = None if point is self._measured else point, point
         peers = self._shared.directory.live(clock.now(), SEEN_SECONDS)
         return HistoryRow.of(
-            *(before, self._before, tally.groups, tally.last_applied),
+            *(previous_totals, self._before, tally.groups, tally.last_applied),
             time=clock.wall(),
             version=self._parts.trainer.version,
             steps=tally.steps,
@@ -132,8 +138,8 @@ class Recorder:
 
     def _report_work(self) -> None:
         shot = self._snapshot()
-        if shot.work is not None and (said := ", ".join(told(shot.work, shot.steps))):
-            _log.info("work", **msgspec.structs.asdict(shot.work), said=said)
+        if shot.work is not None and (sentence := ", ".join(told(shot.work, shot.steps))):
+            _log.info("work", **msgspec.structs.asdict(shot.work), said=sentence)
 
     def _report(self) -> None:
         shot = self._snapshot()
@@ -141,8 +147,8 @@ class Recorder:
         if (first.kind, first.level) != self._said:
             self._said = first.kind, first.level
             log = _log.warning if first.level == "bad" else _log.info
-            said = " → ".join(filter(None, (first.text, first.remedy)))
-            log("health", kind=first.kind, text=first.text, remedy=first.remedy, said=said)
+            sentence = " → ".join(filter(None, (first.text, first.remedy)))
+            log("health", kind=first.kind, text=first.text, remedy=first.remedy, said=sentence)
         self._report_progress(first, shot)
 
     def _report_progress(self, first: Said, shot: Snapshot) -> None:

@@ -47,14 +47,14 @@ class PlayedDialogue:
             [turn.text for turn in self.turns], self.turns[-1].finish is not Finish.STOP
         )
 
-    def hear(self, found: ReplayedDialogue) -> None:
+    def hear(self, replay: ReplayedDialogue) -> None:
         """Take in what the environment says to the newest turn. Replies that the policy has read
         stay: if they were others now, the environment is no pure function."""
-        if not found.fault and list(found.replies[: len(self.replies)]) != self.replies:
-            found = ReplayedDialogue(fault=CHANGED)
-        self.heard = found
-        if not found.over:
-            self.replies = list(found.replies)
+        if not replay.fault and list(replay.replies[: len(self.replies)]) != self.replies:
+            replay = ReplayedDialogue(fault=CHANGED)
+        self.heard = replay
+        if not replay.over:
+            self.replies = list(replay.replies)
 
     def context(self, codec: Codec) -> tuple[int, ...]:
         """All that the policy reads before its next turn."""
@@ -90,18 +90,20 @@ class Player:
         ]
         drawing = 0.0
         while requests := self._requests(groups):
-            began = self._clock.now()
-            sampled = await self._sampler.sample([request for request, _ in requests])
-            drawing += self._clock.now() - began
-            for (_, dialogues), completions in zip(requests, sampled, strict=True):
+            started_at = self._clock.now()
+            results = await self._sampler.sample([request for request, _ in requests])
+            drawing += self._clock.now() - started_at
+            for (_, dialogues), completions in zip(requests, results, strict=True):
                 for dialogue, completion in zip(dialogues, completions, strict=True):
                     dialogue.turns.append(completion)
             for group in groups:
-                live = [dialogue for dialogue in group if not dialogue.heard.over]
-                if live:
-                    heard = await self._replay(group[0].ref, [each.transcript for each in live])
-                    for dialogue, found in zip(live, heard, strict=True):
-                        dialogue.hear(found)
+                open_dialogues = [dialogue for dialogue in group if not dialogue.heard.over]
+                if open_dialogues:
+                    replays = await self._replay(
+                        group[0].ref, [dialogue.transcript for dialogue in open_dialogues]
+                    )
+                    for dialogue, replay in zip(open_dialogues, replays, strict=True):
+                        dialogue.hear(replay)
         return groups, drawing
 
     def _requests(
@@ -109,10 +111,10 @@ class Player:
     ) -> list[tuple[SampleRequest, Sequence[PlayedDialogue]]]:
         """The requests for the next turn of every dialogue that is not over. All dialogues of a
         group begin with the same prompt, in one request."""
-        found: list[tuple[SampleRequest, Sequence[PlayedDialogue]]] = []
+        requests: list[tuple[SampleRequest, Sequence[PlayedDialogue]]] = []
         for group in groups:
             if not group[0].turns:
-                found.append((group[0].request, group))
+                requests.append((group[0].request, group))
                 continue
             for dialogue in group:
                 if dialogue.heard.over:
@@ -122,8 +124,8 @@ class Player:
                     dialogue.heard = ReplayedDialogue(fault=TOO_LONG)
                     continue
                 seed = task_seed("turn", first.seed, dialogue.place, len(dialogue.turns))
-                found.append((replace(first, prompt_ids=context, n=1, seed=seed), (dialogue,)))
-        return found
+                requests.append((replace(first, prompt_ids=context, n=1, seed=seed), (dialogue,)))
+        return requests
 
 
 def joined(turns: Sequence[Completion]) -> Completion:

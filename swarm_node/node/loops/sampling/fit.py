@@ -29,20 +29,22 @@ def check_groups(info: Talk, codec: Codec, sampling: Sampling) -> None:
         ModelError: its chat template cannot be continued with a reply.
         ConfigError: all turns do not fit its positions, or a group that peers take.
     """
-    longest = longest_turn(sampling.group_size, info.turns)
-    if sampling.max_new_tokens > longest:
+    turn_limit = longest_turn(sampling.group_size, info.turns)
+    if sampling.max_new_tokens > turn_limit:
         of = "answers" if info.turns == 1 else f"dialogues of {info.turns} turns"
         raise ConfigError(
             f"sampling.max_new_tokens is {sampling.max_new_tokens}: groups of "
             f"{sampling.group_size} {of} of {info.name} can be larger than peers take: at most "
-            f"{longest}, or fewer in a group (sampling.group_size)"
+            f"{turn_limit}, or fewer in a group (sampling.group_size)"
         )
     if info.turns == 1:
         return
     around = (info.turns - 1) * len(codec.bridge("")) + 1
     if not codec.fits((), info.turns * sampling.max_new_tokens + around):
-        most = (codec.positions - around) // info.turns
-        remedy = f"at most {most}" if most > 0 else "a model with more of them is needed"
+        max_tokens = (codec.positions - around) // info.turns
+        remedy = (
+            f"at most {max_tokens}" if max_tokens > 0 else "a model with more of them is needed"
+        )
         raise ConfigError(
             f"sampling.max_new_tokens is {sampling.max_new_tokens}: {info.turns} turns of "
             f"{info.name} exceed the model's {codec.positions} positions: {remedy}"

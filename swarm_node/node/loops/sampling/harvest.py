@@ -59,39 +59,39 @@ class Harvest:
     async def gather(
         self,
         target: int,
-        fresh: Callable[[int], Awaitable[list[PendingGroup]]],
+        begin_groups: Callable[[int], Awaitable[list[PendingGroup]]],
         deliver: Callable[[PendingGroup], Awaitable[None]],
     ) -> None:
-        """Complete `target` groups, or a few more. `fresh(n)` returns up to n new groups. `deliver`
-        takes the complete ones, one at a time.
+        """Complete `target` groups, or a few more. `begin_groups(n)` returns up to n new groups.
+        `deliver` takes the complete ones, one at a time.
 
         Raises:
-            SwarmNodeError: from the sampler, `fresh` or `deliver`.
+            SwarmNodeError: from the sampler, `begin_groups` or `deliver`.
         """
-        new = await fresh(provision(target, self._over_provision, len(self._waiting)))
+        new = await begin_groups(provision(target, self._over_provision, len(self._waiting)))
         resumed, self._waiting = self._waiting, []
         for group in resumed:
             group.rows = still_fresh(group.rows, self._sampler.version, self._max_staleness)
-        cut, one_at_a_time = asyncio.Event(), asyncio.Lock()
+        stop_event, one_at_a_time = asyncio.Event(), asyncio.Lock()
         left = target
 
         async def finish(group: PendingGroup) -> None:
             nonlocal left
-            group.rows = await self._sampler.complete(group.request, group.rows, cut)
+            group.rows = await self._sampler.complete(group.request, group.rows, stop_event)
             if not group.complete:
                 self._waiting.append(group)
                 return
             left -= 1
             if left <= 0:
-                cut.set()
+                stop_event.set()
             async with one_at_a_time:
                 await deliver(group)
 
         # When one group fails, the others still run to their end before the error is raised.
-        ended = await asyncio.gather(
+        results = await asyncio.gather(
             *(finish(group) for group in (*resumed, *new)), return_exceptions=True
         )
-        for error in ended:
+        for error in results:
             if error is not None:
                 raise error
 

@@ -46,11 +46,13 @@ class Judging:
         Raises:
             ChildError: the environment's process cannot be kept alive.
         """
-        judged = await self._environment.judge_all(groups)
-        for (ref, _), each in zip(groups, judged, strict=True):
-            self._count_texts(ref, each)
-        self._effort.judged_own(sum(each.seconds for each in judged), self._clock.now())
-        return judged
+        judgements = await self._environment.judge_all(groups)
+        for (ref, _), judgement in zip(groups, judgements, strict=True):
+            self._count_texts(ref, judgement)
+        self._effort.judged_own(
+            sum(judgement.seconds for judgement in judgements), self._clock.now()
+        )
+        return judgements
 
     async def replay(
         self, ref: TaskRef, dialogues: Sequence[Transcript]
@@ -60,27 +62,27 @@ class Judging:
         Raises:
             ChildError: the environment's process cannot be kept alive.
         """
-        found = await self._environment.replay(ref, dialogues)
-        self._effort.judged_own(found.seconds, self._clock.now())
-        self._count(ref, found.dialogues)
-        return found.dialogues
+        result = await self._environment.replay(ref, dialogues)
+        self._effort.judged_own(result.seconds, self._clock.now())
+        self._count(ref, result.dialogues)
+        return result.dialogues
 
     def _count(self, ref: TaskRef, dialogues: Sequence[ReplayedDialogue]) -> None:
         """Count the faults of own dialogues."""
-        for each in dialogues:
-            if each.fault == "reply" and not self._tally.faults[f"scorer_{each.fault}"]:
+        for dialogue in dialogues:
+            if dialogue.fault == "reply" and not self._tally.faults[f"scorer_{dialogue.fault}"]:
                 _log.warning(
                     "the environment's reply() raised or gave no text of at most 1,024 characters, "
                     "so the dialogue ended with reward 0 (told once, counted)",
                     family=ref.family,
-                    raised=each.raised,
+                    raised=dialogue.raised,
                 )
-            elif each.raised and not each.fault:
-                self._tell_of_raising(ref, each.raised)
-            elif each.fault == "ended":
+            elif dialogue.raised and not dialogue.fault:
+                self._tell_of_raising(ref, dialogue.raised)
+            elif dialogue.fault == "ended":
                 self._tell_of_change(ref)
-            if each.fault:
-                self._tally.faults[f"scorer_{each.fault}"] += 1
+            if dialogue.fault:
+                self._tally.faults[f"scorer_{dialogue.fault}"] += 1
 
     def changed(self, ref: TaskRef, dialogues: int) -> None:
         """Count own dialogues of a task in which a reply became another one."""
@@ -95,12 +97,12 @@ class Judging:
             SlowTaskError: they took too long, which counts against their author.
             ChildError: the environment's process cannot be kept alive.
         """
-        judged = await self._charged(self._environment.judge(ref, texts, "peers"), author)
-        self._count_texts(ref, judged)
-        return judged
+        judgement = await self._charged(self._environment.judge(ref, texts, "peers"), author)
+        self._count_texts(ref, judgement)
+        return judgement
 
     async def dialogues_of_peer(
-        self, ref: TaskRef, said: Sequence[tuple[Sequence[str], bool]], author: str
+        self, ref: TaskRef, dialogues: Sequence[tuple[Sequence[str], bool]], author: str
     ) -> JudgedDialogues:
         """Replay dialogues of the peer `author`, each with the texts that its policy said, and
         whether the last one was cut.
@@ -109,29 +111,29 @@ class Judging:
             SlowTaskError: they took too long, which counts against their author.
             ChildError: the environment's process cannot be kept alive.
         """
-        transcripts = [Transcript(list(texts), cut) for texts, cut in said]
+        transcripts = [Transcript(list(texts), is_truncated) for texts, is_truncated in dialogues]
         replaying = self._environment.replay(ref, transcripts, "peers")
         return await self._charged(replaying, author)
 
     async def _charged(self, judging: Awaitable[_Judged], author: str) -> _Judged:
         """Return the peers' judge's finding. Its time counts against the author."""
         try:
-            judged = await judging
-        except SlowTaskError as slow:
-            self._effort.judged(author, slow.seconds, self._clock.now())
+            result = await judging
+        except SlowTaskError as error:
+            self._effort.judged(author, error.seconds, self._clock.now())
             raise
         # Several groups are judged at once. The time that one waits for others is not counted.
-        self._tally.judging.add(judged.seconds, 1)
-        self._effort.judged(author, judged.seconds, self._clock.now())
-        if judged.unjudged:
-            self._tally.faults[f"judge_{judged.unjudged}"] += 1
-        return judged
+        self._tally.judging.add(result.seconds, 1)
+        self._effort.judged(author, result.seconds, self._clock.now())
+        if result.unjudged:
+            self._tally.faults[f"judge_{result.unjudged}"] += 1
+        return result
 
-    def _count_texts(self, ref: TaskRef, judged: Judgement) -> None:
-        if judged.faults:
-            self._tally.faults[f"scorer_{judged.fault_reason}"] += judged.faults
-        if judged.raised:
-            self._tell_of_raising(ref, judged.raised)
+    def _count_texts(self, ref: TaskRef, judgement: Judgement) -> None:
+        if judgement.faults:
+            self._tally.faults[f"scorer_{judgement.fault_reason}"] += judgement.faults
+        if judgement.raised:
+            self._tell_of_raising(ref, judgement.raised)
 
     def _tell_of_change(self, ref: TaskRef) -> None:
         if self._tally.faults["scorer_changed"] or self._tally.faults["scorer_ended"]:
@@ -143,12 +145,12 @@ class Judging:
             family=ref.family,
         )
 
-    def _tell_of_raising(self, ref: TaskRef, raised: str) -> None:
+    def _tell_of_raising(self, ref: TaskRef, error: str) -> None:
         if self._told_of_raising:
             return
         self._told_of_raising = True
         _log.warning(
             "the environment's score() raised on an answer, which counts as wrong (told once)",
             family=ref.family,
-            raised=raised,
+            raised=error,
         )

@@ -44,12 +44,15 @@ _log = structlog.get_logger(__name__)
 
 def ladders(families: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the families of each ladder, the easiest first. What is no level has its own name."""
-    found: dict[str, dict[int, str]] = {}
+    levels_by_name: dict[str, dict[int, str]] = {}
     for family in families:
-        numbered = _NUMBERED.fullmatch(family)
-        name, level = (numbered[1], int(numbered[2])) if numbered else (family, 0)
-        found.setdefault(name, {})[level] = family
-    return {name: tuple(each[n] for n in sorted(each)) for name, each in found.items()}
+        match = _NUMBERED.fullmatch(family)
+        name, level = (match[1], int(match[2])) if match else (family, 0)
+        levels_by_name.setdefault(name, {})[level] = family
+    return {
+        name: tuple(by_level[n] for n in sorted(by_level))
+        for name, by_level in levels_by_name.items()
+    }
 
 
 class Ladder:
@@ -62,8 +65,8 @@ class Ladder:
         self.placed = len(families) == 1
         #: Levels that the owner was told of: one may move between two of them for ever.
         self.told: set[tuple[bool, int]] = set()
-        self.means: dict[str, deque[float]] = {each: deque(maxlen=WINDOW) for each in families}
-        self._mixed: dict[str, deque[bool]] = {each: deque(maxlen=WINDOW) for each in families}
+        self.means: dict[str, deque[float]] = {family: deque(maxlen=WINDOW) for family in families}
+        self._mixed: dict[str, deque[bool]] = {family: deque(maxlen=WINDOW) for family in families}
 
     @property
     def family(self) -> str:
@@ -111,13 +114,13 @@ class Ladder:
 
     def weights(self) -> dict[str, float]:
         """Weights of the families that are sampled."""
-        found = {self.family: self._weight(self.family)}
+        by_family = {self.family: self._weight(self.family)}
         if self.level:
-            found[self.families[self.level - 1]] = BELOW * found[self.family]
+            by_family[self.families[self.level - 1]] = BELOW * by_family[self.family]
         if self._is_learnt and self._is_above_hard:
-            above = self.families[self.level + 1]
-            found[above] = self._weight(above)
-        return found
+            next_family = self.families[self.level + 1]
+            by_family[next_family] = self._weight(next_family)
+        return by_family
 
     def _weight(self, family: str) -> float:
         mixed = self._mixed[family]
@@ -125,13 +128,13 @@ class Ladder:
 
     def row(self) -> LevelRow:
         """Its figures now."""
-        found = {each: self.reward(each) for each in self.families}
+        rewards = {family: self.reward(family) for family in self.families}
         return LevelRow(
             self.name,
             self.level + 1,
             len(self.families),
             self.placed,
-            {each: reward for each, reward in found.items() if reward is not None},
+            {family: reward for family, reward in rewards.items() if reward is not None},
             self.reward(self.family),
         )
 
@@ -145,10 +148,10 @@ class Levels:
         """A node that does not climb, or that has no ladder of several levels, samples all
         `families` alike."""
         self._info, self._storage = info, storage
-        found = {name: Ladder(name, each) for name, each in ladders(families).items()}
-        self.active = climbs and any(len(each.families) > 1 for each in found.values())
-        self._ladders = found if self.active else {}
-        self._of = {each: one for one in self._ladders.values() for each in one.families}
+        by_name = {name: Ladder(name, entry) for name, entry in ladders(families).items()}
+        self.active = climbs and any(len(entry.families) > 1 for entry in by_name.values())
+        self._ladders = by_name if self.active else {}
+        self._of = {entry: ladder for ladder in self._ladders.values() for entry in ladder.families}
 
     async def restore(self) -> None:
         """Go on with the levels of an earlier start."""
@@ -162,9 +165,9 @@ class Levels:
         for group in groups:
             ladder = self._of.get(group.group.task.family)
             if ladder is not None:
-                before = ladder.placed, ladder.level
+                previous_place = ladder.placed, ladder.level
                 ladder.note(group.group.task.family, group.rewards)
-                if (ladder.placed, ladder.level) != before and len(ladder.families) > 1:
+                if (ladder.placed, ladder.level) != previous_place and len(ladder.families) > 1:
                     await self._keep(ladder)
 
     def choose(self, seeds: Sequence[int]) -> list[str]:
@@ -177,21 +180,21 @@ class Levels:
             if ladder.placed
             for family, weight in ladder.weights().items()
         }
-        chosen = probes[: len(seeds)]
-        for seed in seeds[len(chosen) :]:
-            chosen.append(_drawn(weights, seed))
-        return chosen
+        choices = probes[: len(seeds)]
+        for seed in seeds[len(choices) :]:
+            choices.append(_drawn(weights, seed))
+        return choices
 
-    def main(self, earlier: Sequence[str]) -> tuple[str, ...]:
-        """Return the families whose mean is the curve: those of the `earlier` points, or else the
-        level now of each own ladder, and the easiest one of every other."""
-        kept = tuple(family for family in earlier if family in self._info.families)
-        if kept:
-            return kept
-        every = ladders(self._info.families)
+    def main(self, main_families: Sequence[str]) -> tuple[str, ...]:
+        """Return the families whose mean is the curve: `main_families`, those of earlier points, or
+        else the level now of each own ladder, and the easiest one of every other."""
+        known_families = tuple(family for family in main_families if family in self._info.families)
+        if known_families:
+            return known_families
+        all_ladders = ladders(self._info.families)
         return tuple(
             self._ladders[name].family if name in self._ladders else families[0]
-            for name, families in every.items()
+            for name, families in all_ladders.items()
         )
 
     def sampled(self) -> tuple[str, ...]:
@@ -203,35 +206,35 @@ class Levels:
         return [ladder.row() for ladder in self._climbed()]
 
     def _climbed(self) -> list[Ladder]:
-        return [each for each in self._ladders.values() if len(each.families) > 1]
+        return [ladder for ladder in self._ladders.values() if len(ladder.families) > 1]
 
     def _probes(self, seeds: Sequence[int]) -> list[str]:
         """Families to measure, PROBE tasks of each; all of them at once where no ladder is placed.
         The first one is drawn: a small batch is not always for the same ladder, all of whose
         prompts may be too long."""
-        open_ladders = [each for each in self._ladders.values() if not each.placed]
+        open_ladders = [ladder for ladder in self._ladders.values() if not ladder.placed]
         count, first = len(seeds), seeds[0] % len(open_ladders) if seeds and open_ladders else 0
         open_ladders = [*open_ladders[first:], *open_ladders[:first]]
-        found: list[str] = []
-        highest = max((len(each.families) - each.level for each in open_ladders), default=0)
-        for ahead in range(highest):
+        families: list[str] = []
+        highest = max((len(ladder.families) - ladder.level for ladder in open_ladders), default=0)
+        for offset in range(highest):
             for ladder in open_ladders:
-                number = ladder.level + ahead
+                number = ladder.level + offset
                 if number < len(ladder.families):
                     family = ladder.families[number]
-                    found += [family] * max(0, PROBE - len(ladder.means[family]))
-            if any(each.placed for each in self._ladders.values()):
+                    families += [family] * max(0, PROBE - len(ladder.means[family]))
+            if any(ladder.placed for ladder in self._ladders.values()):
                 break  # the others have something to learn from
-        while found and len(found) < count and len(open_ladders) == len(self._ladders):
-            found += found[: count - len(found)]
-        return found
+        while families and len(families) < count and len(open_ladders) == len(self._ladders):
+            families += families[: count - len(families)]
+        return families
 
     async def _keep(self, ladder: Ladder) -> None:
         storage, key, row = self._storage, self._key(ladder), ladder.row()
         if ladder.placed:
-            kept = await storage.run(storage.counter, key)
-            await storage.run(storage.advance, key, (ladder.level + 1 - kept) % _LEVELS)
-        said = ", ".join(f"{family} {reward:.2f}" for family, reward in row.measured.items())
+            stored_level = await storage.run(storage.counter, key)
+            await storage.run(storage.advance, key, (ladder.level + 1 - stored_level) % _LEVELS)
+        summary = ", ".join(f"{family} {reward:.2f}" for family, reward in row.measured.items())
         log = _log.debug if (ladder.placed, ladder.level) in ladder.told else _log.info
         ladder.told.add((ladder.placed, ladder.level))
         log(
@@ -241,7 +244,7 @@ class Levels:
             levels=row.levels,
             placed=row.placed,
             measured=row.measured,
-            said=f"{ladder.name}: level {row.level} of {row.levels} (right: {said})",
+            said=f"{ladder.name}: level {row.level} of {row.levels} (right: {summary})",
         )
 
     def _key(self, ladder: Ladder) -> str:

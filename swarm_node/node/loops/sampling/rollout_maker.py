@@ -85,12 +85,12 @@ class RolloutMaker:
             ChildError: the environment's process cannot be kept alive.
             SwarmNodeError: from the sampler or `deliver`.
         """
-        clock, made, drawing = self._parts.clock, 0, 0.0
-        started = clock.now()
+        clock, group_count, drawing = self._parts.clock, 0, 0.0
+        started_at = clock.now()
 
         async def hand_on(groups: Sequence[OwnGroup]) -> None:
-            nonlocal made
-            made += len(groups)
+            nonlocal group_count
+            group_count += len(groups)
             await deliver(groups)
             self._slots.end(len(groups))
 
@@ -102,101 +102,103 @@ class RolloutMaker:
                 drawing = await sample(groups, hand_on)
         finally:
             # Groups that failed are dropped; interrupted ones keep their slots.
-            interrupted = len(self._harvest.interrupted) if self._harvest is not None else 0
-            self._slots.end(self._slots.sampling - interrupted)
-        if made:
-            self._tally.drawing.add(drawing, made)
-            self._tally.sampling.add(clock.now() - started, made)
+            pending_count = len(self._harvest.interrupted) if self._harvest is not None else 0
+            self._slots.end(self._slots.sampling - pending_count)
+        if group_count:
+            self._tally.drawing.add(drawing, group_count)
+            self._tally.sampling.add(clock.now() - started_at, group_count)
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # the next ones may be as long: do not spin
         if self._barren is not None:
-            barren, self._barren = self._barren, None
-            await self._try(barren)
+            beginning, self._barren = self._barren, None
+            await self._try(beginning)
 
-    async def _try(self, barren: Beginning) -> None:
+    async def _try(self, beginning: Beginning) -> None:
         """Find what would help, and tell the owner, also if nothing could be tried."""
         parts, tally = self._parts, self._tally
-        tried: dict[Change, float] = {}
+        trials: dict[Change, float] = {}
         try:
             # Tasks that are too easy need no trial, and dialogues have none.
-            if barren.pass_at_1 <= 0.5 and self._turns == 1:
+            if beginning.pass_at_1 <= 0.5 and self._turns == 1:
                 calls = partial(at_sampler, parts, tally)
-                tried = await try_changes(
-                    barren, self._asked, parts.sampler, self._judging, parts.codec, calls
+                trials = await try_changes(
+                    beginning, self._asked, parts.sampler, self._judging, parts.codec, calls
                 )
         except SwarmNodeError:
-            self._advise(barren, tried)
+            self._advise(beginning, trials)
             raise
-        self._advise(barren, tried)
+        self._advise(beginning, trials)
 
-    def _advise(self, barren: Beginning, tried: Mapping[Change, float]) -> None:
-        self._tally.advice = advice(barren, tried)
-        tell(barren, self._tally.advice)
+    def _advise(self, beginning: Beginning, trials: Mapping[Change, float]) -> None:
+        self._tally.advice = advice(beginning, trials)
+        tell(beginning, self._tally.advice)
 
     async def _gather(self, harvest: Harvest, count: int, deliver: Deliver) -> float:
         """Sample with an engine that interleaves groups; deliver each group when it is complete.
         Returns the seconds that the engine sampled."""
         clock = self._parts.clock
-        began = clock.now()
+        started_at = clock.now()
 
-        async def fresh(wanted: int) -> list[PendingGroup]:
-            nonlocal began
+        async def fresh(limit: int) -> list[PendingGroup]:
+            nonlocal started_at
             free = self._slots.free(self._parts.trainer.version)
-            groups = await self._begin(min(wanted, free))
-            began = clock.now()
+            groups = await self._begin(min(limit, free))
+            started_at = clock.now()
             return groups
 
         async def hand_on(group: PendingGroup) -> None:
             completions = tuple(map(self._completion, group.rows))
-            judged = await self._judging.own(group.ref, _texts(completions))
-            await deliver([self._own(group, group.version, completions, judged.rewards)])
+            judgement = await self._judging.own(group.ref, _texts(completions))
+            await deliver([self._own(group, group.version, completions, judgement.rewards)])
 
         with self._noted(count):
             await harvest.gather(count, fresh, hand_on)
-        return clock.now() - began
+        return clock.now() - started_at
 
     async def _answer(self, groups: Sequence[PendingGroup], deliver: Deliver) -> float:
         """Sample all answers of all groups in one batch. Returns the seconds that the sampler
         sampled."""
         clock, sampler = self._parts.clock, self._parts.sampler
-        version, began = sampler.version, clock.now()
+        version, started_at = sampler.version, clock.now()
         with self._noted(len(groups)):
-            sampled = await sampler.sample([group.request for group in groups])
-        drawing = clock.now() - began
-        texts = [(group.ref, _texts(each)) for group, each in zip(groups, sampled, strict=True)]
-        judged = await self._judging.own_all(texts)
+            results = await sampler.sample([group.request for group in groups])
+        drawing = clock.now() - started_at
+        texts = [(group.ref, _texts(item)) for group, item in zip(groups, results, strict=True)]
+        judgements = await self._judging.own_all(texts)
         await deliver(
             [
-                self._own(group, version, completions, each.rewards)
-                for group, completions, each in zip(groups, sampled, judged, strict=True)
+                self._own(group, version, completions, item.rewards)
+                for group, completions, item in zip(groups, results, judgements, strict=True)
             ]
         )
         return drawing
 
     async def _talk(self, groups: Sequence[PendingGroup], deliver: Deliver) -> float:
         """Play all dialogues of all groups. Returns the seconds that the sampler sampled."""
-        version, made = self._parts.sampler.version, []
+        version, local_groups = self._parts.sampler.version, []
         with self._noted(len(groups)):
-            played, drawing = await self._player.play([(each.ref, each.request) for each in groups])
-        for group, dialogues in zip(groups, played, strict=True):
-            faults = Counter(each.heard.fault for each in dialogues)
+            played_groups, drawing = await self._player.play(
+                [(item.ref, item.request) for item in groups]
+            )
+        for group, dialogues in zip(groups, played_groups, strict=True):
+            faults = Counter(item.heard.fault for item in dialogues)
             self._judging.changed(group.ref, faults[CHANGED])
             if faults[TOO_LONG]:
                 self._tally.faults["prompt_too_long"] += 1
                 continue
             # Peers score a text on which the scorer fails as this node does, and replay no dialogue
             # in which a reply failed or a text ended the judge.
-            made.append(
+            local_groups.append(
                 self._own(
                     group,
                     version,
-                    tuple(joined(each.turns) for each in dialogues),
-                    tuple(each.heard.reward for each in dialogues),
-                    tuple(tuple(each.replies) for each in dialogues),
-                    sound=faults.keys() <= {"", "out_of_range"},
+                    tuple(joined(item.turns) for item in dialogues),
+                    tuple(item.heard.reward for item in dialogues),
+                    tuple(tuple(item.replies) for item in dialogues),
+                    is_sound=faults.keys() <= {"", "out_of_range"},
                 )
             )
-        await deliver(made)
+        await deliver(local_groups)
         return drawing
 
     async def _begin(self, count: int) -> list[PendingGroup]:
@@ -221,8 +223,8 @@ class RolloutMaker:
 
     def _noted(self, groups: int) -> AbstractContextManager[None]:
         sampling = self._sampling
-        answers, longest = groups * sampling.group_size, sampling.max_new_tokens
-        return at_sampler(self._parts, self._tally, longest, groups=groups, answers=answers)
+        answers, max_tokens = groups * sampling.group_size, sampling.max_new_tokens
+        return at_sampler(self._parts, self._tally, max_tokens, groups=groups, answers=answers)
 
     def _completion(self, row: Row) -> Completion:
         assert isinstance(self._parts.sampler, InterruptibleSampler)
@@ -236,20 +238,20 @@ class RolloutMaker:
         rewards: tuple[float, ...],
         replies: tuple[tuple[str, ...], ...] = (),
         *,
-        sound: bool = True,
+        is_sound: bool = True,
     ) -> OwnGroup:
         """Make the rollout group to publish. `version` is the policy version of its first
         tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
-        made = RolloutGroup(group.ref, policy, completions, rewards)
-        self._tally.sampled(made, group.prompt, replies)
+        rollout_group = RolloutGroup(group.ref, policy, completions, rewards)
+        self._tally.sampled(rollout_group, group.prompt, replies)
         self._asked = dict([*self._asked.items(), (group.ref, group.request)][-TASKS:])
-        beginning = self._first.add(made)
+        beginning = self._first.add(rollout_group)
         if beginning is not None and beginning.advice:
             self._barren = beginning
         elif beginning is not None:
             tell(beginning, "")
-        return OwnGroup(made, group.prompt, replies, sound)
+        return OwnGroup(rollout_group, group.prompt, replies, is_sound)
 
 
 def _texts(completions: Sequence[Completion]) -> list[str]:
@@ -258,12 +260,12 @@ def _texts(completions: Sequence[Completion]) -> list[str]:
 
 def tell(beginning: Beginning, advice: str) -> None:
     """Log the results before training, with the `advice` if there is no training signal."""
-    found = {
+    fields = {
         "reward": round(beginning.pass_at_1, 3),
         "mixed_rewards": f"{beginning.informative} of {beginning.groups}",
     }
     if advice:
         answers = list(beginning.answers)
-        _log.warning("no training signal", **found, do=advice, completions=answers)
+        _log.warning("no training signal", **fields, do=advice, completions=answers)
     else:
-        _log.info("base-model eval", **found)
+        _log.info("base-model eval", **fields)

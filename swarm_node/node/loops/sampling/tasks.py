@@ -90,12 +90,12 @@ class FittingTasks:
             (ref, prompt, parts.codec.encode_prompt(prompt))
             for ref, prompt in zip(refs, prompts, strict=True)
         ]
-        fitting = [task for task in tasks if parts.codec.fits(task[2], self._longest)]
-        if len(fitting) < len(tasks):
+        fitting_tasks = [task for task in tasks if parts.codec.fits(task[2], self._longest)]
+        if len(fitting_tasks) < len(tasks):
             if not self._tally.faults["prompt_too_long"]:
-                self._tell(next(task for task in tasks if task not in fitting))
-            self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting)
-        return fitting
+                self._tell(next(task for task in tasks if task not in fitting_tasks))
+            self._tally.faults["prompt_too_long"] += len(tasks) - len(fitting_tasks)
+        return fitting_tasks
 
     def _tell(self, task: tuple[TaskRef, str, tuple[int, ...]]) -> None:
         ref, _, prompt_ids = task
@@ -110,16 +110,17 @@ class FittingTasks:
         )
 
 
-def chosen_families(wanted: Sequence[str], info: EnvironmentInfo) -> tuple[str, ...]:
-    """Return the task families that a node samples: the `wanted` ones, or all of the environment's.
+def chosen_families(names: Sequence[str], info: EnvironmentInfo) -> tuple[str, ...]:
+    """Return the task families that a node samples: those of `names`, or all of the environment's.
 
     Raises:
         ConfigError: the environment has no family of that name.
     """
-    unknown = sorted(set(wanted) - set(info.families))
-    if unknown:
+    unknown_names = sorted(set(names) - set(info.families))
+    if unknown_names:
         raise ConfigError(
-            f"environment.families: {', '.join(unknown)} is not among {', '.join(info.families)}",
-            *meant(unknown[0], info.families),
+            f"environment.families: {', '.join(unknown_names)} is not among "
+            f"{', '.join(info.families)}",
+            *meant(unknown_names[0], info.families),
         )
-    return tuple(wanted) or info.families
+    return tuple(names) or info.families

@@ -43,8 +43,8 @@ class Change:
         """`request` with this change, and the answers of a trial."""
         n = 1 if self.temperature == 0 else ANSWERS
         heat = request.temperature if self.temperature is None else self.temperature
-        longest = self.max_new_tokens or request.max_new_tokens
-        return replace(request, n=n, temperature=heat, max_new_tokens=longest)
+        max_tokens = self.max_new_tokens or request.max_new_tokens
+        return replace(request, n=n, temperature=heat, max_new_tokens=max_tokens)
 
 
 def changes(beginning: Beginning, request: SampleRequest) -> Iterator[Change]:
@@ -60,7 +60,7 @@ def changes(beginning: Beginning, request: SampleRequest) -> Iterator[Change]:
 class Noted(Protocol):
     """Notes a call to the sampler, in whose body it is made (`parts.at_sampler`)."""
 
-    def __call__(self, longest: int, *, answers: int) -> AbstractContextManager[None]: ...
+    def __call__(self, max_tokens: int, *, answers: int) -> AbstractContextManager[None]: ...
 
 
 async def try_changes(
@@ -69,7 +69,7 @@ async def try_changes(
     sampler: Sampler,
     judging: Judging,
     codec: Codec,
-    noted: Noted,
+    note_call: Noted,
 ) -> dict[Change, float]:
     """Return the mean reward of some answers to the first tasks with each change. They are no
     groups, and change no count but that of the sampler's calls.
@@ -78,34 +78,36 @@ async def try_changes(
         SwarmNodeError: from the sampler or the judge.
     """
     tasks = dict([*requests.items()][:TASKS])
-    found = {}
+    mean_rewards = {}
     for change in changes(beginning, next(iter(tasks.values()))):
-        asked = {ref: change.applied(request) for ref, request in tasks.items()}
-        fitting = {r: q for r, q in asked.items() if codec.fits(q.prompt_ids, q.max_new_tokens)}
-        if not fitting:
+        variants = {ref: change.applied(request) for ref, request in tasks.items()}
+        candidates = {
+            r: q for r, q in variants.items() if codec.fits(q.prompt_ids, q.max_new_tokens)
+        }
+        if not candidates:
             continue
-        calls = [*fitting.values()]
-        longest, answers = calls[0].max_new_tokens, sum(each.n for each in calls)
-        with noted(longest, answers=answers):
-            sampled = await sampler.sample(calls)
-        texts = [[completion.text for completion in group] for group in sampled]
-        judged = await judging.own_all([*zip(fitting, texts, strict=True)])
-        rewards = [reward for each in judged for reward in each.rewards]
-        found[change] = sum(rewards) / len(rewards)
-    return found
+        calls = [*candidates.values()]
+        max_tokens, answers = calls[0].max_new_tokens, sum(item.n for item in calls)
+        with note_call(max_tokens, answers=answers):
+            sampled_groups = await sampler.sample(calls)
+        texts = [[completion.text for completion in group] for group in sampled_groups]
+        judgements = await judging.own_all([*zip(candidates, texts, strict=True)])
+        rewards = [reward for item in judgements for reward in item.rewards]
+        mean_rewards[change] = sum(rewards) / len(rewards)
+    return mean_rewards
 
 
-def advice(beginning: Beginning, tried: Mapping[Change, float]) -> str:
+def advice(beginning: Beginning, trials: Mapping[Change, float]) -> str:
     """Return what to do: the change that helped most if one did, else the general advice, and in
     both cases what was tried."""
-    told = ", ".join(f"{each.told} {right:.0%}" for each, right in tried.items())
-    told = f"tried: {told} right, {beginning.pass_at_1:.0%} as it is"
-    best = _best(beginning, [pair for pair in tried.items() if pair[0].temperature != 0])
-    if best is not None:
-        return f"set {best.told} ({told})"
-    return f"{beginning.advice} ({told})" if tried else beginning.advice
+    summary = ", ".join(f"{change.told} {right:.0%}" for change, right in trials.items())
+    summary = f"tried: {summary} right, {beginning.pass_at_1:.0%} as it is"
+    best_change = _best(beginning, [pair for pair in trials.items() if pair[0].temperature != 0])
+    if best_change is not None:
+        return f"set {best_change.told} ({summary})"
+    return f"{beginning.advice} ({summary})" if trials else beginning.advice
 
 
-def _best(beginning: Beginning, tried: Sequence[tuple[Change, float]]) -> Change | None:
-    helped = [pair for pair in tried if pair[1] >= beginning.pass_at_1 + _LEAST_GAIN]
+def _best(beginning: Beginning, trials: Sequence[tuple[Change, float]]) -> Change | None:
+    helped = [pair for pair in trials if pair[1] >= beginning.pass_at_1 + _LEAST_GAIN]
     return max(helped, key=lambda pair: pair[1])[0] if helped else None

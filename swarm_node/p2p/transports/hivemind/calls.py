@@ -49,14 +49,14 @@ class TableCalls:
         authorizer: SwarmAuthorizer,
         gate: TableGate | None,
         is_member: Callable[[str], bool],
-        cut: Callable[[str], Awaitable[bool]],
+        disconnect: Callable[[str], Awaitable[bool]],
     ) -> None:
-        """Without a `gate` calls have no price. `cut` closes the links of a peer that was cut off,
-        and returns true if it was."""
+        """Without a `gate` calls have no price. `disconnect` closes the links of a peer that was
+        cut off, and returns true if it was."""
         self._authorizer = authorizer
         self._gate = gate
         self.is_member = is_member
-        self._cut = cut
+        self._cut = disconnect
 
     async def answer(self, call: TableCall, raw: bytes, caller: str, context: Any) -> bytes:
         """Return the packed answer to a packed call."""
@@ -70,8 +70,8 @@ class TableCalls:
             return NOTHING
         if self._gate is not None and not self._gate.asks(caller):
             return await self._empty(call, request)
-        own = call.name == STORE and bytes(request.subkeys[0]) == msgpack.packb(caller)
-        if not (self.is_member(caller) or call.name == PING or own):
+        is_own_record = call.name == STORE and bytes(request.subkeys[0]) == msgpack.packb(caller)
+        if not (self.is_member(caller) or call.name == PING or is_own_record):
             self._refused(caller)
             return await self._empty(call, request)
         response = await call.answer(request, context)
@@ -110,9 +110,9 @@ class TableCalls:
         if self._gate is not None:
             self._gate.refused(caller)
 
-    def _broke(self, caller: str, rejected: Rejected) -> None:
+    def _broke(self, caller: str, rejection: Rejected) -> None:
         if self._gate is not None:
-            self._gate.broke(caller, rejected)
+            self._gate.broke(caller, rejection)
 
 
 def _is_sound(name: str, request: Any) -> bool:

@@ -300,20 +300,22 @@ class DhtNode:
         from hivemind.proto import p2pd_pb2
         from hivemind.utils.multiaddr import Multiaddr
 
-        before = set(self._addresses)
+        old_addresses = set(self._addresses)
         with contextlib.suppress(TimeoutError, TransportError):  # the next look comes soon
             async with asyncio.timeout(RPC_SECONDS):
                 with hivemind_errors("the network daemon does not answer"):
                     request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
                     response, _, writer = await self._command(request)
                     writer.close()
-                    own = PeerID(response.identify.id).to_base58()
-                    visible = map(str, map(Multiaddr, response.identify.addrs))
+                    peer_id = PeerID(response.identify.id).to_base58()
+                    addresses = map(str, map(Multiaddr, response.identify.addrs))
                     # p2pd adds addresses at which others see it, even if they do not lead to it.
                     self._addresses = [
-                        f"{text}/p2p/{own}" for text in visible if self._announces or is_here(text)
+                        f"{text}/p2p/{peer_id}"
+                        for text in addresses
+                        if self._announces or is_here(text)
                     ]
-        return set(self._addresses) != before
+        return set(self._addresses) != old_addresses
 
     async def connections(self, patience: float) -> dict[str, list[str]] | None:
         """The peers that p2pd is connected to, each with the other end's TCP multiaddrs. None if
@@ -323,10 +325,10 @@ class DhtNode:
         try:
             async with on_time(patience, asyncio.get_running_loop().time):
                 with hivemind_errors("the network daemon does not answer"):
-                    found: dict[str, list[str]] = {}
+                    links: dict[str, list[str]] = {}
                     for peer, addresses in await self._connected():
-                        found.setdefault(peer.to_base58(), []).extend(addresses)
-                    return found
+                        links.setdefault(peer.to_base58(), []).extend(addresses)
+                    return links
         except (TimeoutError, TransportError):
             return None
 
@@ -335,8 +337,8 @@ class DhtNode:
         table. The others leave it."""
         protocol = self._node.protocol
         with hivemind_errors("cannot list the connected peers"):
-            connected = [peer for peer, _ in await self._connected()]
-            peers = {*connected, *protocol.routing_table.peer_id_to_uid}
+            linked_peers = [peer for peer, _ in await self._connected()]
+            peers = {*linked_peers, *protocol.routing_table.peer_id_to_uid}
         await asyncio.gather(*(protocol.call_ping(peer) for peer in peers))
         await asyncio.sleep(0)  # hivemind updates its table in a task of its own
 
@@ -360,8 +362,8 @@ class DhtNode:
         Raises:
             TransportError: the lookup did not end in time.
         """
-        found = await self._lookup(self._node.get(key, latest=True))
-        return {} if found is None else {k: item.value for k, item in found.value.items()}
+        result = await self._lookup(self._node.get(key, latest=True))
+        return {} if result is None else {k: item.value for k, item in result.value.items()}
 
     async def stop(self, grace: float = STOP_SECONDS) -> None:
         """Terminate p2pd, kill it after `grace` seconds, and remove its sockets."""
@@ -459,11 +461,11 @@ def _no_ordinary_end(record: logging.LogRecord) -> bool:
 
 
 @contextlib.contextmanager
-def hivemind_errors(what: str) -> Generator[None]:
+def hivemind_errors(message: str) -> Generator[None]:
     """Turn the errors of hivemind, p2pd and the sockets between them into TransportError."""
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 
     try:
         yield
     except (P2PDaemonError, OSError, EOFError, ValueError) as error:
-        raise TransportError(f"{what}: {words_of(error)}") from error
+        raise TransportError(f"{message}: {words_of(error)}") from error

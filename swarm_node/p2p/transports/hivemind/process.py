@@ -64,7 +64,7 @@ async def start_p2pd(
         STORE: dht_pb2.StoreResponse,
     }
 
-    created = []
+    instances = []
 
     class Observed(P2P):  # type: ignore[misc]
         # hivemind takes /tmp, whatever TMPDIR says.
@@ -72,7 +72,7 @@ async def start_p2pd(
 
         def __init__(self) -> None:
             super().__init__()
-            created.append(self)
+            instances.append(self)
 
         async def add_protobuf_handler(
             self, name: str, handler: Any, request_type: Any, **_: Any
@@ -98,12 +98,12 @@ async def start_p2pd(
         async with on_time(patience, asyncio.get_running_loop().time):
             return await Observed.create(**settings, startup_timeout=None)
     except BaseException as error:
-        for p2p in created:
+        for p2p in instances:
             if p2p._child is not None:
                 await terminate(p2p, grace=0.0)
         if isinstance(error, TimeoutError):
-            why = f"the network daemon was not ready in {patience:g} s"
-            raise SlowStartError(f"{why}: this machine does too much else") from None
+            reason = f"the network daemon was not ready in {patience:g} s"
+            raise SlowStartError(f"{reason}: this machine does too much else") from None
         raise
 
 
@@ -119,15 +119,15 @@ async def terminate(p2p: Any, grace: float) -> None:
     if p2p._client is not None:
         control = p2p._client.control
         tasks += [control._read_task, control._write_task, *control._handler_tasks.values()]
-    pending = [task for task in tasks if task is not None]
+    live_tasks = [task for task in tasks if task is not None]
     p2p._terminate()
     try:
         await _end(p2p._child, grace)
     finally:
         _remove_sockets(p2p._daemon_listen_maddr, p2p._client_listen_maddr)
-        for task in pending:
+        for task in live_tasks:
             task.cancel()
-        await asyncio.gather(*pending, return_exceptions=True)
+        await asyncio.gather(*live_tasks, return_exceptions=True)
 
 
 async def _end(child: asyncio.subprocess.Process, grace: float) -> None:

@@ -136,13 +136,13 @@ def _owner(subkey: bytes) -> bytes | None:
         public_key = public_key_of(peer_id)
     except (ValueError, msgpack.UnpackException):
         return None
-    canonical: bytes = msgpack.packb(peer_id_of(public_key))
-    return public_key if canonical == subkey else None
+    canonical_key: bytes = msgpack.packb(peer_id_of(public_key))
+    return public_key if canonical_key == subkey else None
 
 
-def _presence(packed: bytes) -> bytes | None:
+def _presence(data: bytes) -> bytes | None:
     try:
-        presence = msgpack.unpackb(packed)
+        presence = msgpack.unpackb(data)
     except (ValueError, msgpack.UnpackException):
         return None
     return presence if isinstance(presence, bytes) else None
@@ -218,10 +218,10 @@ class SwarmAuthorizer:
         """Check that `nonce` is new, and remember it. At most _MAX_NONCES are remembered, a number
         that honest members never reach."""
         while self._nonces:
-            oldest, forgotten_at = next(iter(self._nonces.items()))
+            oldest_nonce, forgotten_at = next(iter(self._nonces.items()))
             if forgotten_at > now and len(self._nonces) < _MAX_NONCES:
                 break
-            del self._nonces[oldest]
+            del self._nonces[oldest_nonce]
         if nonce in self._nonces:
             return False
         # The time of a request may be one skew ahead; the request is then valid for two.
@@ -292,8 +292,8 @@ class HeartbeatStore:
         """
         if key != self._key:
             return False
-        now, held = self._wall(), self._records.get(subkey)
-        if expiration_time <= now or (held and held[1] >= expiration_time):
+        now, record = self._wall(), self._records.get(subkey)
+        if expiration_time <= now or (record and record[1] >= expiration_time):
             return True
         if not self._is_member(subkey):
             return True
@@ -326,12 +326,12 @@ class HeartbeatStore:
         """Drop a record: an expired one first. A holder is offered a record of every peer of the
         swarm. So only reads check the membership of all stored peers."""
         of = self._records
-        gone = next((peer for peer in of if of[peer][1] <= now), None)
-        if gone is None:
+        victim = next((peer for peer in of if of[peer][1] <= now), None)
+        if victim is None:
             issuers = {peer: self._issuer(peer) for peer in of}
-            held = Counter(issuers.values())
-            gone = max(of, key=lambda peer: (held[issuers[peer]], of[peer][2]))
-        del of[gone]
+            counts = Counter(issuers.values())
+            victim = max(of, key=lambda peer: (counts[issuers[peer]], of[peer][2]))
+        del of[victim]
 
     def _forget_expired(self) -> None:
         now = self._wall()

@@ -60,15 +60,15 @@ class HivemindTransport(StreamTransport[DhtNode]):
         announce: Sequence[str] = (),
         max_concurrent_per_peer: int = 8,
         clock: Clock = SYSTEM_CLOCK,
-        configured: Sequence[str] = (),
-        found: Callable[[], Sequence[str]] = tuple,
+        bootstrap: Sequence[str] = (),
+        seen_addresses: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         super().__init__(
             identity,
             listen=listen,
             announce=announce,
-            configured=configured,
-            found=found,
+            bootstrap=bootstrap,
+            seen_addresses=seen_addresses,
             max_concurrent_per_peer=max_concurrent_per_peer,
             rng=rng,
             clock=clock,
@@ -86,12 +86,12 @@ class HivemindTransport(StreamTransport[DhtNode]):
         self._authorizer.use(secret)
 
     async def dial(
-        self, addresses: Sequence[str], patience: float = 4.0, *, held: bool = False
+        self, addresses: Sequence[str], patience: float = 4.0, *, is_punch: bool = False
     ) -> int:
-        answered = await super().dial(addresses, patience, held=held)
-        if answered:
+        count = await super().dial(addresses, patience, is_punch=is_punch)
+        if count:
             await self._running().fill_table(patience)
-        return answered
+        return count
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
         """See `Transport.publish_heartbeat`. The DHT keeps the record that expires last, so a newer
@@ -105,39 +105,39 @@ class HivemindTransport(StreamTransport[DhtNode]):
         await node.store(self._key, self.peer_id, heartbeat, expires)
 
     async def heartbeats(self) -> dict[str, bytes]:
-        found = await self._running().find(self._key)
-        return {peer: heartbeat for peer, heartbeat in found.items() if peer != self.peer_id}
+        records = await self._running().find(self._key)
+        return {peer: heartbeat for peer, heartbeat in records.items() if peer != self.peer_id}
 
-    async def _mend(self, linked: Mapping[str, Sequence[str]], addresses: Sequence[str]) -> str:
+    async def _mend(self, links: Mapping[str, Sequence[str]], addresses: Sequence[str]) -> str:
         node = self._running()
-        linked = await self._thin(node, linked)
-        moved = await node.look()
-        pinged = self._rounds.next(linked, self._is_member)
-        silent = await cut_silent(node, pinged, moved)
-        done = "moved" if moved else "cut" if silent else "ok"
-        if len(silent) == len(linked) or node.lonely:
+        links = await self._thin(node, links)
+        has_moved = await node.look()
+        pinged = self._rounds.next(links, self._is_member)
+        silent_peers = await cut_silent(node, pinged, has_moved)
+        outcome = "moved" if has_moved else "cut" if silent_peers else "ok"
+        if len(silent_peers) == len(links) or node.lonely:
             await node.ping_known()
-            found = not node.lonely or await self.dial(addresses) > 0
-            done = done if done != "ok" else "healed" if found else "alone"
-        return done
+            has_peers = not node.lonely or await self.dial(addresses) > 0
+            outcome = outcome if outcome != "ok" else "healed" if has_peers else "alone"
+        return outcome
 
     async def _thin(
-        self, node: DhtNode, linked: Mapping[str, Sequence[str]]
+        self, node: DhtNode, links: Mapping[str, Sequence[str]]
     ) -> dict[str, Sequence[str]]:
         """Cut links above the limits, and those of peers that are cut off. Return the links that
         stay. p2pd allows any number of links, and can only close all links of a peer together."""
-        known = {peer: linked[peer] for peer in self._linked if peer in linked} | dict(linked)
-        for peer, at in known.items():
+        all_links = {peer: links[peer] for peer in self._linked if peer in links} | dict(links)
+        for peer, at in all_links.items():
             if len(at) > P2PD_LINKS_PER_PEER and peer not in self._admission.severed:
                 self.sever(peer, BARRED_SECONDS)
-        order = [peer for peer in known if peer not in self._admission.severed]
-        excess = surplus([self._place(peer, known[peer]) for peer in order], LINKS)
+        order = [peer for peer in all_links if peer not in self._admission.severed]
+        excess = surplus([self._place(peer, all_links[peer]) for peer in order], LINKS)
         given_up = {order[index] for index in excess}
-        self._linked = {peer: known[peer] for peer in order if peer not in given_up}
-        ended = [peer for peer in known if peer not in self._linked]
-        await asyncio.gather(*(node.disconnect(peer) for peer in ended))
-        if ended:
-            self._refused("links", sum(len(known[peer]) for peer in ended))
+        self._linked = {peer: all_links[peer] for peer in order if peer not in given_up}
+        excess_peers = [peer for peer in all_links if peer not in self._linked]
+        await asyncio.gather(*(node.disconnect(peer) for peer in excess_peers))
+        if excess_peers:
+            self._refused("links", sum(len(all_links[peer]) for peer in excess_peers))
         return self._linked
 
     def _place(self, peer: str, at: Sequence[str]) -> LinkPlace:
@@ -146,8 +146,8 @@ class HivemindTransport(StreamTransport[DhtNode]):
         if not self._is_member(peer):
             endpoint = split_endpoint(at[0]) if at else None
             return LinkPlace(site(endpoint[1]) if endpoint else "", 0)
-        asked = self._clock.now() - self._asked.get(peer, -math.inf) < ASKED_SECONDS
-        return LinkPlace(self._admission.issuer(peer), 2 if asked else 1)
+        is_active = self._clock.now() - self._asked.get(peer, -math.inf) < ASKED_SECONDS
+        return LinkPlace(self._admission.issuer(peer), 2 if is_active else 1)
 
     async def _cut(self, peer: str) -> bool:
         """Close the links of a peer that was cut off. Return True if it was."""
@@ -184,11 +184,11 @@ class HivemindTransport(StreamTransport[DhtNode]):
         return node
 
 
-async def cut_silent(node: DhtNode, silent: Sequence[str], moved: bool) -> frozenset[str]:
-    """Ping the links to these peers, cut those without an answer, and return their peers. `moved`
-    means that this node's addresses have changed."""
-    for _ in range(1 if moved else 2):
-        answers = await asyncio.gather(*(node.answers(peer, PING_SECONDS) for peer in silent))
-        silent = [peer for peer, heard in zip(silent, answers, strict=True) if not heard]
-    await asyncio.gather(*(node.disconnect(peer) for peer in silent))
-    return frozenset(silent)
+async def cut_silent(node: DhtNode, peers: Sequence[str], has_moved: bool) -> frozenset[str]:
+    """Ping the links to these peers, cut those without an answer, and return their peers.
+    `has_moved` means that this node's addresses have changed."""
+    for _ in range(1 if has_moved else 2):
+        answers = await asyncio.gather(*(node.answers(peer, PING_SECONDS) for peer in peers))
+        peers = [peer for peer, is_alive in zip(peers, answers, strict=True) if not is_alive]
+    await asyncio.gather(*(node.disconnect(peer) for peer in peers))
+    return frozenset(peers)

@@ -66,9 +66,13 @@ class Libp2pDaemon:
     """The running process."""
 
     def __init__(
-        self, child: Child, sockets: str, server: StreamServer, refused: Callable[[str, int], None]
+        self,
+        child: Child,
+        sockets: str,
+        server: StreamServer,
+        on_refusal: Callable[[str, int], None],
     ) -> None:
-        self._refused = refused
+        self._refused = on_refusal
         self._child = child
         self._sockets = sockets
         self._server = server
@@ -84,11 +88,12 @@ class Libp2pDaemon:
         announce: Sequence[str],
         protocols: Sequence[str],
         server: StreamServer,
-        refused: Callable[[str, int], None],
+        on_refusal: Callable[[str, int], None],
         patience: float,
     ) -> Libp2pDaemon:
-        """Start the process. It calls `server` with every stream that a peer opens, and `refused`
-        with the reason and the number of connections, links and streams over the limits.
+        """Start the process. It calls `server` with every stream that a peer opens, and
+        `on_refusal` with the reason and the number of connections, links and streams over the
+        limits.
 
         Raises:
             SlowStartError: the process ended or did not start in `patience` seconds, a minute at
@@ -104,7 +109,7 @@ class Libp2pDaemon:
             inherit=lambda name: name in _VARIABLES or name.startswith(("LC_", "PYTHON")),
         )
         # The path of a Unix socket has 107 bytes at most, so the node's home may be too deep.
-        self = cls(child, tempfile.mkdtemp(prefix="swarm-node-"), server, refused)
+        self = cls(child, tempfile.mkdtemp(prefix="swarm-node-"), server, on_refusal)
         try:
             path = os.path.join(self._sockets, NODE)
             self._listener = await asyncio.start_unix_server(
@@ -114,7 +119,7 @@ class Libp2pDaemon:
             key = LinkKey.of(identity)
             request = Start(key, tuple(listen), tuple(protocols), self._sockets)
             limit = max(patience, START_SECONDS)
-            started = await child.call(request, Started, patience=limit)
+            reply = await child.call(request, Started, patience=limit)
         except BaseException as error:
             await self.stop(grace=0.0)
             if isinstance(error, ReportedError):
@@ -123,8 +128,8 @@ class Libp2pDaemon:
                 kind = SlowStartError if isinstance(error, ChildError) else TransportError
                 raise kind(f"cannot start the network process: {words_of(error)}") from error
             raise
-        stated = announce or [each for text in started.listening for each in _visible(text)]
-        self.addresses = tuple(f"{each}/p2p/{identity.peer_id}" for each in stated)
+        addresses = announce or [address for text in reply.listening for address in _visible(text)]
+        self.addresses = tuple(f"{address}/p2p/{identity.peer_id}" for address in addresses)
         return self
 
     @property
@@ -158,12 +163,12 @@ class Libp2pDaemon:
         """The linked peers, each with the other end's TCP multiaddrs. None if the process died or
         does not answer in `patience` seconds in which this node is on time."""
         try:
-            linked = await self._asked(Links(), Linked, patience)
+            reply = await self._asked(Links(), Linked, patience)
         except TransportError:
             return None
-        for reason, count in linked.refused.items():
+        for reason, count in reply.refused.items():
             self._refused(reason, count)
-        return linked.peers
+        return reply.peers
 
     async def disconnect(self, peer_id: str) -> None:
         """Close all links to a peer. It may open new ones."""
@@ -179,14 +184,14 @@ class Libp2pDaemon:
                 self._listener.close()
             shutil.rmtree(self._sockets, ignore_errors=True)
 
-    async def _asked(self, request: Message, wanted: type[_Wanted], patience: float) -> _Wanted:
+    async def _asked(self, request: Message, reply_type: type[_Wanted], patience: float) -> _Wanted:
         """Send a request that needs no stream, and return its reply."""
-        reply, (_, writer) = await self._ask(request, wanted, patience)
+        reply, (_, writer) = await self._ask(request, reply_type, patience)
         writer.close()
         return reply
 
     async def _ask(
-        self, request: Message, wanted: type[_Wanted], patience: float
+        self, request: Message, reply_type: type[_Wanted], patience: float
     ) -> tuple[_Wanted, _Stream]:
         """Send a request on a connection of its own. The caller closes it.
 
@@ -203,9 +208,9 @@ class Libp2pDaemon:
                     raw = await exchange(reader, writer, 0, body, MAX_REPLY_BYTES)
                     reply = _replies.decode(raw)
                     if isinstance(reply, Failed):
-                        missing = reply.kind == NotServedError.__name__
-                        raise (NotServedError if missing else TransportError)(reply.why)
-                    if not isinstance(reply, wanted):
+                        is_unserved = reply.kind == NotServedError.__name__
+                        raise (NotServedError if is_unserved else TransportError)(reply.why)
+                    if not isinstance(reply, reply_type):
                         raise ValueError("not a reply to this request")
                 except BaseException:
                     writer.transport.abort()
@@ -222,20 +227,22 @@ class Libp2pDaemon:
         """Serve one stream that a peer opened."""
         try:
             length, _ = read_head(await reader.readexactly(HEAD.size), MAX_REQUEST_BYTES)
-            incoming = _incoming.decode(await reader.readexactly(length))
+            header = _incoming.decode(await reader.readexactly(length))
         except (OSError, EOFError, ValueError):  # the process died
             writer.transport.abort()
             return
-        await self._server(incoming.protocol, incoming.peer, reader, writer)
+        await self._server(header.protocol, header.peer, reader, writer)
 
 
-def _visible(listening: str) -> list[str]:
+def _visible(endpoint: str) -> list[str]:
     """Multiaddrs at which others see a listening address: those of all interfaces, if it listens on
     all."""
-    kind, host, port = split_endpoint(listening) or ("", "", 0)
-    wanted = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}.get(host)  # noqa: S104
-    if wanted is None:
-        return [listening]
-    found = (item for each in psutil.net_if_addrs().values() for item in each)
-    hosts = [item.address for item in found if item.family == wanted and "%" not in item.address]
-    return [f"/{kind}/{each}/tcp/{port}" for each in hosts]
+    kind, host, port = split_endpoint(endpoint) or ("", "", 0)
+    family = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}.get(host)  # noqa: S104
+    if family is None:
+        return [endpoint]
+    interfaces = (item for entry in psutil.net_if_addrs().values() for item in entry)
+    hosts = [
+        item.address for item in interfaces if item.family == family and "%" not in item.address
+    ]
+    return [f"/{kind}/{entry}/tcp/{port}" for entry in hosts]

@@ -121,16 +121,16 @@ async def select(stream: Any, protocol: str) -> bytes:
     Raises:
         NotServedError: the other end does not serve the protocol.
     """
-    scant = Scant(stream)
+    limited_stream = Scant(stream)
     lines = (MULTISELECT_PROTOCOL_ID, protocol)
-    await scant.write(b"".join(encode_delim(line.encode()) for line in lines))
-    communicator = MultiselectCommunicator(scant)
+    await limited_stream.write(b"".join(encode_delim(line.encode()) for line in lines))
+    communicator = MultiselectCommunicator(limited_stream)
     answers = await communicator.read(), await communicator.read()
     if answers == (MULTISELECT_PROTOCOL_ID, PROTOCOL_NOT_FOUND_MSG):
         raise NotServedError(f"the peer does not serve {protocol}")
     if answers != lines:
         raise ConnectionError("the peer does not answer as multistream-select says")
-    return scant.rest
+    return limited_stream.rest
 
 
 class Socket(TrioTCPStream):  # type: ignore[misc]
@@ -151,8 +151,8 @@ class Socket(TrioTCPStream):  # type: ignore[misc]
     async def read(self, n: int | None = None) -> bytes:
         """Read `n` bytes, at most CHUNK_BYTES, fewer if the connection ends. py-libp2p's own read
         abandons a message that arrives in more than a hundred pieces."""
-        wanted = min(CHUNK_BYTES if n is None else n, CHUNK_BYTES)
-        while len(self._buffer) < wanted:
+        size = min(CHUNK_BYTES if n is None else n, CHUNK_BYTES)
+        while len(self._buffer) < size:
             data = await super().read(CHUNK_BYTES)
             if not data:
                 break
@@ -161,8 +161,8 @@ class Socket(TrioTCPStream):  # type: ignore[misc]
                 self.left -= len(data)
                 if self.left < 0:
                     raise ConnectionClosedError("the peer says too much before it is known")
-        data = bytes(self._buffer[:wanted])
-        del self._buffer[:wanted]
+        data = bytes(self._buffer[:size])
+        del self._buffer[:size]
         return data
 
     async def write(self, data: bytes) -> None:
@@ -178,9 +178,9 @@ class Link(yamux.Yamux):  # type: ignore[misc]
     links."""
 
     def __init__(
-        self, secured: Any, peer: ID, stream: Socket, held_in_all: Callable[[], int]
+        self, secure_conn: Any, peer: ID, stream: Socket, held_in_all: Callable[[], int]
     ) -> None:
-        super().__init__(secured, peer, is_initiator=secured.is_initiator)
+        super().__init__(secure_conn, peer, is_initiator=secure_conn.is_initiator)
         self.peer = str(peer)
         self.stream = stream
         self.begun = trio.current_time()
@@ -232,8 +232,10 @@ class Link(yamux.Yamux):  # type: ignore[misc]
             pause = _PING_EVERY_SECONDS
 
     async def _read_data_body(self, length: int) -> bytes:
-        held = self.held + length
-        if held > MAX_HELD or (held > _FREE and self._held_in_all() + length > MAX_HELD_IN_ALL):
+        held_bytes = self.held + length
+        if held_bytes > MAX_HELD or (
+            held_bytes > _FREE and self._held_in_all() + length > MAX_HELD_IN_ALL
+        ):
             raise trio.TooSlowError  # the one error after which py-libp2p closes the connection
         data: bytes = await super()._read_data_body(length)
         return data
@@ -253,10 +255,10 @@ async def upgrade(
     py-libp2p raises. The caller closes the connection."""
     stream = Socket(tcp)
     raw = RawConnection(stream, peer is not None)
-    secured = await upgrader.upgrade_security(raw, raw.is_initiator, peer)
-    await upgrader.muxer_multistream.select_transport(secured)
+    secure_conn = await upgrader.upgrade_security(raw, raw.is_initiator, peer)
+    await upgrader.muxer_multistream.select_transport(secure_conn)
     stream.left = None
-    return Link(secured, secured.get_remote_peer(), stream, held_in_all)
+    return Link(secure_conn, secure_conn.get_remote_peer(), stream, held_in_all)
 
 
 async def send(stream: Any, data: bytes) -> None:

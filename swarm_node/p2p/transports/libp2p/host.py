@@ -87,7 +87,7 @@ class Host:
         Raises:
             TransportError: one cannot be listened on.
         """
-        listening = []
+        endpoints = []
         for address in addresses:
             kind, host, port = _endpoint(address)
             try:
@@ -98,9 +98,9 @@ class Host:
                     "choose another address or port",
                 ) from error
             for listener in listeners:
-                listening.append(f"/{kind}/{host}/tcp/{listener.socket.getsockname()[1]}")
+                endpoints.append(f"/{kind}/{host}/tcp/{listener.socket.getsockname()[1]}")
             self._nursery.start_soon(trio.serve_listeners, self._accept, listeners)
-        return tuple(listening)
+        return tuple(endpoints)
 
     async def connect(self, peer: str, address: str) -> None:
         """Ensure a link to a peer that answers now.
@@ -157,7 +157,7 @@ class Host:
             peer: [link.stream.seen for link in reversed(links) if not link.ended]
             for peer, links in self._links.items()
         }
-        return {peer: seen for peer, seen in open_links.items() if seen}
+        return {peer: addresses for peer, addresses in open_links.items() if addresses}
 
     async def disconnect(self, peer: str) -> None:
         """Close all links to a peer. It may open new ones."""
@@ -192,9 +192,9 @@ class Host:
         another one makes room."""
         index = crowded(list(self._strangers.values()), place)
         if index is not None:
-            oldest = list(self._strangers)[index]
-            del self._strangers[oldest]
-            oldest.cancel()
+            oldest_scope = list(self._strangers)[index]
+            del self._strangers[oldest_scope]
+            oldest_scope.cancel()
             self.refused["links"] += 1
         self._strangers[scope] = place
 
@@ -233,14 +233,22 @@ class Host:
         limit of all, links end at the site that has the most, first those of peers that this node
         does not ask."""
         now = trio.current_time()
-        ended = [link for link in links if not link.ended][:-LINKS_PER_PEER]
-        every = [link for each in self._links.values() for link in each if not link.ended]
-        if len(every) - len(ended) > LINKS:
-            every = sorted((link for link in every if link not in ended), key=lambda k: k.begun)
-            asked = {link.peer: now - self._asked.get(link.peer, -math.inf) for link in every}
-            places = [LinkPlace(k.stream.site, asked[k.peer] < ASKED_SECONDS) for k in every]
-            ended += [every[index] for index in surplus(places, LINKS)]
-        for link in ended:
+        excess_links = [link for link in links if not link.ended][:-LINKS_PER_PEER]
+        open_links = [
+            link for peer_links in self._links.values() for link in peer_links if not link.ended
+        ]
+        if len(open_links) - len(excess_links) > LINKS:
+            open_links = sorted(
+                (link for link in open_links if link not in excess_links), key=lambda k: k.begun
+            )
+            idle_seconds = {
+                link.peer: now - self._asked.get(link.peer, -math.inf) for link in open_links
+            }
+            places = [
+                LinkPlace(k.stream.site, idle_seconds[k.peer] < ASKED_SECONDS) for k in open_links
+            ]
+            excess_links += [open_links[index] for index in surplus(places, LINKS)]
+        for link in excess_links:
             self.refused["links"] += 1
             await link.end()
 
@@ -264,8 +272,11 @@ class Host:
     def _crowd(self, link: Link) -> int:
         """Count the running streams that peers opened, those from this link's site twice. So a site
         has at most as many streams as are free: keys cost nothing."""
-        every = [each for links in self._links.values() for each in links]
-        return sum(each.served * (1 + (each.stream.site == link.stream.site)) for each in every)
+        all_links = [peer_link for links in self._links.values() for peer_link in links]
+        return sum(
+            peer_link.served * (1 + (peer_link.stream.site == link.stream.site))
+            for peer_link in all_links
+        )
 
     def _served(self, peer: str) -> int:
         """Count the running streams that a peer opened."""
@@ -274,10 +285,10 @@ class Host:
     async def _answer(self, link: Link, stream: Any) -> None:
         """Serve one stream that a peer opened."""
         try:
-            scant = Scant(stream)
-            communicator = MultiselectCommunicator(scant)
+            limited_stream = Scant(stream)
+            communicator = MultiselectCommunicator(limited_stream)
             protocol, _ = await self._multiselect.negotiate(communicator, NEGOTIATE_SECONDS)
-            await self._serve(link.peer, str(protocol), stream, scant.rest)
+            await self._serve(link.peer, str(protocol), stream, limited_stream.rest)
         except Exception as error:  # noqa: BLE001 - what a peer does ends its own stream
             _log.debug("a stream ended: %r", error)
         finally:
@@ -303,14 +314,14 @@ def _endpoint(address: str) -> tuple[str, str, int]:
     Raises:
         TransportError: not a TCP multiaddr without a peer id.
     """
-    parsed = split_endpoint(address)
-    if parsed is None:
+    endpoint = split_endpoint(address)
+    if endpoint is None:
         raise TransportError(f"{address[:80]!r} is not an address like /ip4/0.0.0.0/tcp/31330")
-    return parsed
+    return endpoint
 
 
 @contextlib.contextmanager
-def _becomes_transport_error(what: str) -> Generator[None]:
+def _becomes_transport_error(message: str) -> Generator[None]:
     """Turn every error into TransportError. py-libp2p raises many types, bare `Exception` too."""
     try:
         yield
@@ -318,4 +329,4 @@ def _becomes_transport_error(what: str) -> Generator[None]:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}".rstrip(": ")
-        raise TransportError(f"{what}: {reason[:200]}") from error
+        raise TransportError(f"{message}: {reason[:200]}") from error

@@ -65,14 +65,14 @@ class Process:
         """
         self._node = os.path.join(request.sockets, NODE)
         self._host = Host(request.key, request.protocols, self._serve, self._nursery)
-        listening = await self._host.listen(request.listen)
+        endpoints = await self._host.listen(request.listen)
         listener = trio.socket.socket(trio.socket.AF_UNIX)
         await listener.bind(os.path.join(request.sockets, HOST))
         listener.listen(128)
         self._nursery.start_soon(
             trio.serve_listeners, self._converse, [trio.SocketListener(listener)]
         )
-        return Started(listening)
+        return Started(endpoints)
 
     async def _converse(self, pipe: trio.SocketStream) -> None:
         """Answer one request of the node."""
@@ -103,8 +103,8 @@ class Process:
             case Open(peer, protocol):
                 return StreamOpened(), *await self._host.open(peer, protocol)
             case Links():
-                refused, self._host.refused = self._host.refused, Counter()
-                return Linked(self._host.linked(), dict(refused)), None, b""
+                refusals, self._host.refused = self._host.refused, Counter()
+                return Linked(self._host.linked(), dict(refusals)), None, b""
             case Disconnect(peer):
                 await self._host.disconnect(peer)
         return Done(), None, b""
@@ -152,8 +152,8 @@ async def _exactly(pipe: trio.SocketStream, size: int) -> bytes:
 
 async def _main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limit = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
     async with trio.open_nursery() as nursery:
         process = Process(nursery)
         handle = functools.partial(trio.from_thread.run, process.start)

@@ -105,9 +105,9 @@ def read(raw: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_known[text])
 
 
-def examined(path: Path, told: Callable[[ReadingConfig], object] = lambda _: None) -> ModelConfig:
+def examined(path: Path, notify: Callable[[ReadingConfig], object] = lambda _: None) -> ModelConfig:
     """`ModelConfig.from_directory` for a directory of anybody: transformers reads a `config.json`
-    in a child first, of which `told` gets to know.
+    in a child first, of which `notify` gets to know.
 
     Raises:
         ModelError: see there; or the child exceeded its limits.
@@ -115,16 +115,16 @@ def examined(path: Path, told: Callable[[ReadingConfig], object] = lambda _: Non
     raw = read_json(path / "config.json")
     if not is_native(raw) and canonical(raw) not in _known:
         _check_numbers(raw)
-        told(ReadingConfig(_shown(raw.get("model_type"))))
+        notify(ReadingConfig(_shown(raw.get("model_type"))))
         _known[canonical(raw)] = _tried(path)
     return ModelConfig.from_directory(path)
 
 
 def canonical(raw: Mapping[str, Any]) -> str:
     """The entries of a `config.json` that define the function, in one spelling."""
-    kept = {name: value for name, value in raw.items() if name not in _NOT_FUNCTION}
+    entries = {name: value for name, value in raw.items() if name not in _NOT_FUNCTION}
     return json.dumps(
-        _without_implementations(kept), sort_keys=True, separators=(",", ":"), ensure_ascii=True
+        _without_implementations(entries), sort_keys=True, separators=(",", ":"), ensure_ascii=True
     )
 
 
@@ -148,8 +148,8 @@ def for_engines(text: str) -> dict[str, Any]:
     Only answers longer than a window would show that an engine computed it."""
     raw = json.loads(text)
     rest = {name: value for name, value in raw.items() if name not in _WINDOWS}
-    plain = make_config(json.dumps(rest))
-    return {name: value for name, value in raw.items() if name in rest or hasattr(plain, name)}
+    config = make_config(json.dumps(rest))
+    return {name: value for name, value in raw.items() if name in rest or hasattr(config, name)}
 
 
 def make_config(text: str) -> Any:
@@ -176,13 +176,13 @@ def linear_layers(decoder: Any) -> dict[str, tuple[int, int]]:
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
-    found = {}
+    shapes = {}
     for name, module in decoder.named_modules():
         if isinstance(module, nn.Linear):
-            found[name] = (module.in_features, module.out_features)
+            shapes[name] = (module.in_features, module.out_features)
         elif isinstance(module, Conv1D):
-            found[name] = tuple(module.weight.shape)
-    return found
+            shapes[name] = tuple(module.weight.shape)
+    return shapes
 
 
 def _read(raw: Mapping[str, Any], text: str) -> dict[str, Any]:
@@ -209,10 +209,10 @@ def _read(raw: Mapping[str, Any], text: str) -> dict[str, Any]:
     layers = linear_layers(model.get_decoder()).values()
     inner = getattr(config, "intermediate_size", None)
     # gpt2, bloom and opt have other names for it, or none.
-    known = type(inner) is int and inner > 0
-    fields["intermediate_size"] = inner if known else max(map(max, layers))
-    adapted = sum(map(sum, layers))
-    return {**fields, "transformers": TransformersModel(architecture, text, weights, adapted)}
+    is_valid = type(inner) is int and inner > 0
+    fields["intermediate_size"] = inner if is_valid else max(map(max, layers))
+    lora_width = sum(map(sum, layers))
+    return {**fields, "transformers": TransformersModel(architecture, text, weights, lora_width)}
 
 
 def _architecture(model_type: object) -> str:
@@ -240,37 +240,37 @@ def _check_kind(config: Any, architecture: str) -> None:
     if not getattr(config, "is_decoder", True) and architecture.endswith("LMHeadModel"):
         raise _unsupported(kind, "it is an encoder: tokens see those after them")
     layers = set(map(str, getattr(config, "layer_types", None) or ()))
-    if other := sorted(layers - _CACHED_LAYERS):
-        raise _unsupported(kind, f"it has layers of the kind {_shown(other[0])}")
+    if other_layers := sorted(layers - _CACHED_LAYERS):
+        raise _unsupported(kind, f"it has layers of the kind {_shown(other_layers[0])}")
     if any(isinstance(getattr(config, name, None), int) for name in _EXPERTS):
         raise _unsupported(kind, "it is a mixture of experts")
 
 
 def _sizes(config: Any) -> dict[str, Any]:
     """The fields of a `ModelConfig`, under transformers' names."""
-    found: dict[str, Any] = {name: getattr(config, name, None) for name in _NEEDED}
-    if found["max_position_embeddings"] is None:  # bloom has no embeddings of positions
-        found["max_position_embeddings"] = getattr(config, "seq_length", None)
-    if missing := [name for name, value in found.items() if type(value) is not int]:
-        raise _unsupported(config.model_type, f"transformers does not say its {missing[0]}")
-    if wrong := [name for name, value in found.items() if value < 1]:
-        raise ModelError(f"config.json: {wrong[0]} is {found[wrong[0]]}")
-    heads = found["num_attention_heads"]
-    found["num_key_value_heads"] = getattr(config, "num_key_value_heads", None) or heads
-    found["head_dim"] = getattr(config, "head_dim", None) or found["hidden_size"] // heads
-    found["tie_word_embeddings"] = bool(config.tie_word_embeddings)
-    found["model_type"] = config.model_type
+    fields: dict[str, Any] = {name: getattr(config, name, None) for name in _NEEDED}
+    if fields["max_position_embeddings"] is None:  # bloom has no embeddings of positions
+        fields["max_position_embeddings"] = getattr(config, "seq_length", None)
+    if missing_names := [name for name, value in fields.items() if type(value) is not int]:
+        raise _unsupported(config.model_type, f"transformers does not say its {missing_names[0]}")
+    if invalid_names := [name for name, value in fields.items() if value < 1]:
+        raise ModelError(f"config.json: {invalid_names[0]} is {fields[invalid_names[0]]}")
+    heads = fields["num_attention_heads"]
+    fields["num_key_value_heads"] = getattr(config, "num_key_value_heads", None) or heads
+    fields["head_dim"] = getattr(config, "head_dim", None) or fields["hidden_size"] // heads
+    fields["tie_word_embeddings"] = bool(config.tie_word_embeddings)
+    fields["model_type"] = config.model_type
     for rope in _ropes(getattr(config, "rope_parameters", None)):
-        original = rope.get("original_max_position_embeddings")
-        if rope.get("rope_type") in _CHANGING_ROPE and isinstance(original, int):
+        original_limit = rope.get("original_max_position_embeddings")
+        if rope.get("rope_type") in _CHANGING_ROPE and isinstance(original_limit, int):
             # Beyond them, keys that are cached have other angles than the same keys in training.
-            most = min(found["max_position_embeddings"], original)
-            found["max_position_embeddings"] = most
-    if found["num_hidden_layers"] > _MOST_LAYERS:
+            limit = min(fields["max_position_embeddings"], original_limit)
+            fields["max_position_embeddings"] = limit
+    if fields["num_hidden_layers"] > _MOST_LAYERS:
         raise ModelError(
-            f"config.json: {found['num_hidden_layers']} layers, at most {_MOST_LAYERS} run here"
+            f"config.json: {fields['num_hidden_layers']} layers, at most {_MOST_LAYERS} run here"
         )
-    return found
+    return fields
 
 
 def _ropes(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -307,21 +307,21 @@ def _check_numbers(value: Any) -> None:
     """Bound every number and list, before a class makes anything of them."""
     level: list[Any] = [("config.json", value)]
     while level:
-        name, each = level.pop()
-        if isinstance(each, Mapping):
-            level.extend(each.items())
-        elif isinstance(each, list):
-            if len(each) > _MOST_ENTRIES:
-                raise ModelError(f"config.json: {_shown(name)} has {len(each)} entries")
-            level.extend((name, inner) for inner in each)
-        elif isinstance(each, int) and abs(each) > (_MOST_BASE if "theta" in name else _MOST_SIZE):
-            raise ModelError(f"config.json: {_shown(name)} is {repr(each)[:_SHOWN]}")
-        elif isinstance(each, float) and not abs(each) < float("inf"):
-            raise ModelError(f"config.json: {_shown(name)} is {each}")
+        name, item = level.pop()
+        if isinstance(item, Mapping):
+            level.extend(item.items())
+        elif isinstance(item, list):
+            if len(item) > _MOST_ENTRIES:
+                raise ModelError(f"config.json: {_shown(name)} has {len(item)} entries")
+            level.extend((name, inner) for inner in item)
+        elif isinstance(item, int) and abs(item) > (_MOST_BASE if "theta" in name else _MOST_SIZE):
+            raise ModelError(f"config.json: {_shown(name)} is {repr(item)[:_SHOWN]}")
+        elif isinstance(item, float) and not abs(item) < float("inf"):
+            raise ModelError(f"config.json: {_shown(name)} is {item}")
 
 
-def _unsupported(model_type: object, why: str) -> ModelError:
-    return ModelError(f"config.json: {_shown(model_type)} is not supported, {why}: {_SUPPORTED}")
+def _unsupported(model_type: object, reason: str) -> ModelError:
+    return ModelError(f"config.json: {_shown(model_type)} is not supported, {reason}: {_SUPPORTED}")
 
 
 def _shown(value: object) -> str:
@@ -337,7 +337,7 @@ def _tried(path: Path) -> dict[str, Any]:
     program = f"{__package__}.{Path(__file__).stem}"
     command = [sys.executable, "-P", "-m", program, str(path)]
     try:
-        done = bounded_run(command, _TRIAL_SECONDS)
+        result = bounded_run(command, _TRIAL_SECONDS)
     except subprocess.SubprocessError as error:
         raise ModelError(
             f"{path / 'config.json'} could not be read by transformers in {_TRIAL_SECONDS:g} s "
@@ -347,7 +347,7 @@ def _tried(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ModelError(f"transformers cannot be started: {reason_of(error)}") from error
     try:
-        answer = json.loads(done.stdout.splitlines()[-1])
+        answer = json.loads(result.stdout.splitlines()[-1])
         refusal, fields = answer.get("refusal"), answer.get("fields")
     except (ValueError, IndexError, AttributeError) as error:
         raise ModelError(

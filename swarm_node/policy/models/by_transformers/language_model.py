@@ -65,10 +65,10 @@ class TransformersLM(nn.Module):
         self.inner.tie_weights()
         self.inner.eval()
         decoder = self.inner.get_decoder()
-        taken = inspect.signature(type(decoder).forward).parameters
-        if not {"input_ids", "attention_mask", "past_key_values"} <= taken.keys():
+        parameters = inspect.signature(type(decoder).forward).parameters
+        if not {"input_ids", "attention_mask", "past_key_values"} <= parameters.keys():
             raise self._refusal("keeps no keys and values in a cache")
-        self._takes_positions = "position_ids" in taken
+        self._takes_positions = "position_ids" in parameters
         names = {name for name, _ in self.inner.named_parameters(remove_duplicate=False)}
         if self.inner.state_dict().keys() - names:
             raise self._refusal("stores more than weights")
@@ -131,13 +131,15 @@ class TransformersLM(nn.Module):
         """Final normalised hidden states [B, T, hidden] of right-padded ids i64[B, T]. `segments`
         must be None: no sequence has several answers."""
         assert segments is None, "each answer is a row of its own"
-        found: Tensor = self.inner.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-        return found
+        hidden_states: Tensor = self.inner.get_decoder()(
+            input_ids=ids, use_cache=False
+        ).last_hidden_state
+        return hidden_states
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., hidden], as transformers computes them."""
-        made = self._head(hidden.reshape(-1, hidden.shape[-1]))
-        return made.view(*hidden.shape[:-1], made.shape[-1])
+        flat_logits = self._head(hidden_states.reshape(-1, hidden_states.shape[-1]))
+        return flat_logits.view(*hidden_states.shape[:-1], flat_logits.shape[-1])
 
     def start(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Any]:
         """Run left-padded prompts. ids i64[B, T], mask bool[B, T]. Returns the last hidden states
@@ -155,15 +157,15 @@ class TransformersLM(nn.Module):
         return self._cached(tokens[:, None], mask, positions[:, None], cache)
 
     def _cached(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        given = {"position_ids": positions} if self._takes_positions else {}
-        made = self.inner.get_decoder()(
+        options = {"position_ids": positions} if self._takes_positions else {}
+        outputs = self.inner.get_decoder()(
             input_ids=ids,
             attention_mask=mask.long(),
             past_key_values=cache,
             use_cache=True,
-            **given,
+            **options,
         )
-        last: Tensor = made.last_hidden_state[:, -1]
+        last: Tensor = outputs.last_hidden_state[:, -1]
         return last
 
     def hf_state(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
@@ -176,22 +178,24 @@ class TransformersLM(nn.Module):
         Raises:
             ModelError: a name is missing or unexpected, or a shape differs; nothing was changed.
         """
-        own = dict(self.hf_weights())
-        tied = self.inner.state_dict().keys() - own.keys()
-        check_weights(own, state, tied)
+        weights = dict(self.hf_weights())
+        tied_names = self.inner.state_dict().keys() - weights.keys()
+        check_weights(weights, state, tied_names)
         with torch.no_grad():
-            for name, weight in own.items():
+            for name, weight in weights.items():
                 weight.copy_(state[name])
 
-    def _named(self, stored: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _named(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a file under this model's names. Files of transformers' first models, such
         as gpt2 and bloom, have the names of the decoder alone, and masks of positions."""
         prefix = f"{self.inner.base_model_prefix}."
-        if any(name.startswith(prefix) for name in stored):
-            return stored
-        own = self.inner.state_dict().keys()
-        found = {name if name in own else prefix + name: each for name, each in stored.items()}
-        return {name: each for name, each in found.items() if not name.endswith(_MASKS)}
+        if any(name.startswith(prefix) for name in state):
+            return state
+        names = self.inner.state_dict().keys()
+        weights = {
+            name if name in names else prefix + name: weight for name, weight in state.items()
+        }
+        return {name: weight for name, weight in weights.items() if not name.endswith(_MASKS)}
 
     def hf_weights(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The model's weights under transformers' names, without those of adapters."""
@@ -211,31 +215,31 @@ class TransformersLM(nn.Module):
             ModelError: they do not.
         """
         count = min(12, self.config.max_position_embeddings)
-        most = self.config.vocab_size
-        ids = (torch.arange(2 * count) * 7919 % most).view(2, count)
-        hidden = self.hidden(ids)
-        wanted = self.logits(hidden).float().log_softmax(-1)
-        theirs = self.inner(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
+        vocab_size = self.config.vocab_size
+        ids = (torch.arange(2 * count) * 7919 % vocab_size).view(2, count)
+        hidden_states = self.hidden(ids)
+        trainer_logps = self.logits(hidden_states).float().log_softmax(-1)
+        forward_logps = self.inner(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)
         # The second row is one token shorter at first, so that it has padding.
         lengths = torch.tensor([count // 2, count // 2 - 1])
-        padded = torch.stack([ids[0, : lengths[0]], ids[1].roll(1)[: lengths[0]]])
-        mask = torch.ones_like(padded, dtype=torch.bool)
+        prompts = torch.stack([ids[0, : lengths[0]], ids[1].roll(1)[: lengths[0]]])
+        mask = torch.ones_like(prompts, dtype=torch.bool)
         mask[1, 0] = False
-        last, cache = self.start(padded, mask)
-        errors = [float((wanted - theirs).abs().max())]
+        last, cache = self.start(prompts, mask)
+        errors = [float((trainer_logps - forward_logps).abs().max())]
         for _ in range(count // 2):
-            found = self.logits(last).float().log_softmax(-1)
+            cached_logps = self.logits(last).float().log_softmax(-1)
             rows = torch.arange(2)
-            errors.append(float((found - wanted[rows, lengths - 1]).abs().max()))
+            errors.append(float((cached_logps - trainer_logps[rows, lengths - 1]).abs().max()))
             mask = torch.cat([mask, torch.ones_like(mask[:, :1])], 1)
             last = self.step(ids[rows, lengths], mask, lengths, cache)
             lengths = lengths + 1
         if not max(errors) <= _TOLERANCE:
             raise self._refusal(f"computes other log-probs with its cache (by {max(errors):.1g})")
 
-    def _refusal(self, why: str) -> ModelError:
+    def _refusal(self, reason: str) -> ModelError:
         return ModelError(
-            f"a {self.config.model_type} of transformers {why}",
+            f"a {self.config.model_type} of transformers {reason}",
             "choose another model, such as qwen2.5-0.5b",
         )
 
@@ -249,19 +253,19 @@ class _Head:
         path = next(name for name, module in model.named_modules() if module is decoder)
         *parents, leaf = path.split(".")
         self._given = _Given()
-        self._outer = here = _shallow(model)
+        self._outer = parent = _shallow(model)
         for name in parents:
-            here._modules[name] = inner = _shallow(here._modules[name])
-            here = inner
-        here._modules[leaf] = self._given
+            parent._modules[name] = inner = _shallow(parent._modules[name])
+            parent = inner
+        parent._modules[leaf] = self._given
 
-    def __call__(self, hidden: Tensor) -> Tensor:
+    def __call__(self, hidden_states: Tensor) -> Tensor:
         """Logits [N, V] of hidden states [N, hidden]."""
-        self._given.hidden = hidden[None]
-        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        self._given.hidden = hidden_states[None]
+        ids = torch.zeros(1, len(hidden_states), dtype=torch.int64, device=hidden_states.device)
         try:
-            made: Tensor = self._outer(input_ids=ids, use_cache=False).logits[0]
-            return made
+            logits: Tensor = self._outer(input_ids=ids, use_cache=False).logits[0]
+            return logits
         finally:
             self._given.hidden = None
 
@@ -279,6 +283,6 @@ class _Given(nn.Module):
 
 def _shallow(module: Any) -> Any:
     """A copy with a list of modules of its own."""
-    made = copy.copy(module)
-    made._modules = dict(module._modules)
-    return made
+    clone = copy.copy(module)
+    clone._modules = dict(module._modules)
+    return clone

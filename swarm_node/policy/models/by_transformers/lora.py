@@ -60,20 +60,20 @@ class PublishedTransformersAdapter:
             ModelError: it is not an adapter of this model; nothing was changed.
         """
         rank = next((len(value) for name, value in state.items() if "lora_A" in name), 0)
-        wanted = {
+        shapes = {
             f"{name}.lora_{factor}.weight": size
             for name, (inputs, outputs) in self._layers.items()
             for factor, size in (("A", (rank, inputs)), ("B", (outputs, rank)))
         }
-        if not rank or wanted != {name: tuple(value.shape) for name, value in state.items()}:
+        if not rank or shapes != {name: tuple(value.shape) for name, value in state.items()}:
             raise ModelError("the adapter does not fit this model: it has other layers or sizes")
         if self._adapter is None:
             self._adapter = TransformersAdapter(self._model, rank)
             self._adapter.switch(on=False)
         self._adapter.load_state(state)
         self._adapter.switch(on=True)
-        changed, self._on = not self._on, True
-        return changed
+        was_off, self._on = not self._on, True
+        return was_off
 
     def remove(self) -> bool:
         """Let the model compute without it. Returns True if it computed with it before."""
@@ -92,10 +92,10 @@ def decoder_layers(model: TransformersLM) -> dict[str, tuple[int, int]]:
 
 def _targets(model: TransformersLM) -> list[str]:
     """The last names of the decoder's linear layers, by which peft finds them again."""
-    found = decoder_layers(model).keys()
-    names = {name.rpartition(".")[2] for name in found}
-    meant = {name for name, _ in model.inner.named_modules() if name.rpartition(".")[2] in names}
-    if not found or meant != found:
+    layer_names = decoder_layers(model).keys()
+    names = {name.rpartition(".")[2] for name in layer_names}
+    matches = {name for name, _ in model.inner.named_modules() if name.rpartition(".")[2] in names}
+    if not layer_names or matches != layer_names:
         raise ModelError(
             f"a {model.config.model_type} of transformers has no linear layers that peft can name "
             "apart from others",

@@ -71,16 +71,16 @@ class Spans:
     def __init__(self, segments: NDArray[np.int64], device: torch.device) -> None:
         """`segments` are those of `within`."""
         positions = np.zeros(segments.size, np.int64)
-        chosen: list[NDArray[np.int64]] = []
+        key_indices: list[NDArray[np.int64]] = []
         self._queries: list[int] = []
         self._keys: list[int] = []
         for prompt, begin, end in _spans(segments):
             positions[begin:end] = np.arange(end - begin) + len(prompt)
-            chosen += [np.asarray(prompt, np.int64), np.arange(begin, end)]
+            key_indices += [np.asarray(prompt, np.int64), np.arange(begin, end)]
             self._queries.append(end - begin)
             self._keys.append(end - begin + len(prompt))
         self.positions = torch.from_numpy(positions.reshape(segments.shape)).to(device)
-        self._chosen = torch.from_numpy(np.concatenate(chosen)).to(device)
+        self._chosen = torch.from_numpy(np.concatenate(key_indices)).to(device)
         self._query_ends, self._key_ends = (
             torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int32, device=device)
             for sizes in (self._queries, self._keys)
@@ -91,34 +91,34 @@ class Spans:
         batch, length = query.shape[:2]
         query, key, value = _of_one_type(query, key, value)
         key, value = self._copied(key), self._copied(value)
-        attended = (self._at_once if _flash(query) else self._one_by_one)(
+        output = (self._at_once if _flash(query) else self._one_by_one)(
             query.flatten(0, 1), key, value
         )
-        return attended.reshape(batch, length, -1)
+        return output.reshape(batch, length, -1)
 
     def _copied(self, part: Tensor) -> Tensor:
         """Keys or values [sum of the spans' keys, heads, d] of [B, T, heads, d]."""
         # An embedding's backward pass adds the copies up in float32, in the same order every time.
-        copied = F.embedding(self._chosen, part.flatten(2).flatten(0, 1))
-        return copied.view(-1, *part.shape[2:])
+        copies = F.embedding(self._chosen, part.flatten(2).flatten(0, 1))
+        return copies.view(-1, *part.shape[2:])
 
     def _at_once(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn  # defines operators: only where used
 
-        grouped: dict[str, Any] = {"enable_gqa": True}
+        options: dict[str, Any] = {"enable_gqa": True}
         if not _groups_heads(varlen_attn):
-            grouped, times = {}, query.shape[1] // key.shape[1]
+            options, times = {}, query.shape[1] // key.shape[1]
             key, value = _repeated(key, times), _repeated(value, times)
-        attended = varlen_attn(
+        output = varlen_attn(
             query,
             key,
             value,
             *(self._query_ends, self._key_ends, max(self._queries), max(self._keys)),
             window_size=(-1, 0),  # causal, and aligned with the last key
-            **grouped,
+            **options,
         )
-        assert isinstance(attended, Tensor)
-        return attended
+        assert isinstance(output, Tensor)
+        return output
 
     def _one_by_one(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         spans = zip(
@@ -134,18 +134,18 @@ class Spans:
             ]
         )
 
-    def _mask(self, queries: int, keys: int, like: Tensor) -> Tensor | None:
+    def _mask(self, queries: int, keys: int, prototype: Tensor) -> Tensor | None:
         """None where all keys are the queries' own, else a triangle aligned with the last key."""
         if queries == keys:
             return None
-        if like.is_cuda:  # not a tensor of that size: it names the triangle to the kernel
+        if prototype.is_cuda:  # not a tensor of that size: it names the triangle to the kernel
             from torch.nn.attention.bias import causal_lower_right
 
             return causal_lower_right(queries, keys)
         size = queries, keys
         if size not in self._masks:
             self._masks[size] = torch.ones(size, dtype=torch.bool).tril(keys - queries)
-        self._masks[size] = _added(self._masks[size], like.dtype)
+        self._masks[size] = _added(self._masks[size], prototype.dtype)
         return self._masks[size]
 
 
@@ -155,12 +155,16 @@ def _spans(segments: NDArray[np.int64]) -> Iterator[tuple[range, int, int]]:
     batch; padding makes spans of its own."""
     for row, numbers in enumerate(segments):
         start = row * len(numbers)
-        inside = np.flatnonzero(numbers == 0) + start
-        prompt = range(inside[0], inside[-1] + 1) if inside.size else range(0)
+        prompt_indices = np.flatnonzero(numbers == 0) + start
+        prompt = (
+            range(prompt_indices[0], prompt_indices[-1] + 1) if prompt_indices.size else range(0)
+        )
         changes = np.flatnonzero(np.diff(numbers)) + 1
         # The first answer needs no copy: it goes on with the prompt, in one span.
-        cuts = [cut for cut in changes.tolist() if numbers[cut - 1] != 0 or numbers[cut] < 0]
-        for begin, end in pairwise([0, *cuts, len(numbers)]):
+        boundaries = [
+            place for place in changes.tolist() if numbers[place - 1] != 0 or numbers[place] < 0
+        ]
+        for begin, end in pairwise([0, *boundaries, len(numbers)]):
             yield prompt if numbers[begin] > 0 else range(0), start + begin, start + end
 
 
@@ -171,7 +175,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     if query.is_cuda and not _flash(query):
         key, value = _repeated(key, times), _repeated(value, times)
         times = 1
-    attended = F.scaled_dot_product_attention(
+    output = F.scaled_dot_product_attention(
         query.transpose(1, 2),
         key.transpose(1, 2),
         value.transpose(1, 2),
@@ -179,7 +183,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
         is_causal=mask is None,
         enable_gqa=times > 1,
     )
-    return attended.transpose(1, 2).flatten(2)
+    return output.transpose(1, 2).flatten(2)
 
 
 def _repeated(part: Tensor, times: int) -> Tensor:

@@ -53,11 +53,11 @@ class KeyValueCache:
         """The bias of a slot that is not in use yet: without a window no step sees it."""
         return 0.0 if self.window is None else self._masked
 
-    def fill(self, collected: Sequence[tuple[Tensor, Tensor]], mask: Tensor, rows: Tensor) -> None:
+    def fill(self, key_values: Sequence[tuple[Tensor, Tensor]], mask: Tensor, rows: Tensor) -> None:
         """Take over key and value [B, T, key/value heads, d] of each layer: sequence n begins with
         prompt `rows[n]` (i64[N] below B). mask bool[B, T] is True at tokens."""
         n, slots = len(rows), mask.shape[1]
-        for layer, (key, value) in enumerate(collected):
+        for layer, (key, value) in enumerate(key_values):
             heads, d = key.shape[2:]
             keys = self.keys[layer].view(n, heads, d, -1)
             keys[..., :slots] = key.permute(0, 2, 3, 1).index_select(0, rows)
@@ -65,8 +65,10 @@ class KeyValueCache:
             values[:, :, :slots] = value.transpose(1, 2).index_select(0, rows)
         bias = self.bias.view(n, -1, self.capacity)
         bias.fill_(self._unused)
-        real = mask.index_select(0, rows)[:, None]
-        padding = torch.zeros_like(real, dtype=bias.dtype).masked_fill_(~real, self._masked)
+        token_mask = mask.index_select(0, rows)[:, None]
+        padding = torch.zeros_like(token_mask, dtype=bias.dtype).masked_fill_(
+            ~token_mask, self._masked
+        )
         bias[:, :, :slots] = padding
         self.positions.copy_(mask.sum(1).index_select(0, rows))
         self.length = slots
@@ -74,7 +76,7 @@ class KeyValueCache:
 
     def replace(
         self,
-        collected: Sequence[tuple[Tensor, Tensor]],
+        key_values: Sequence[tuple[Tensor, Tensor]],
         mask: Tensor,
         rows: Tensor,
         places: Tensor,
@@ -83,31 +85,31 @@ class KeyValueCache:
         prompt `rows[m]`. The prompts, which are as those of `fill`, end in the last slot in use."""
         slots = mask.shape[1]
         n, end, span = len(self.positions), self.length, slice(self.length - slots, self.length)
-        for layer, (key, value) in enumerate(collected):
+        for layer, (key, value) in enumerate(key_values):
             heads, d = key.shape[2:]
             keys = self.keys[layer].view(n, heads, d, -1)
             keys[places, :, :, span] = key.permute(0, 2, 3, 1).index_select(0, rows)
             values = self.values[layer].view(n, heads, -1, d)
             values[places, :, span] = value.transpose(1, 2).index_select(0, rows)
-        real = mask.index_select(0, rows)
+        token_mask = mask.index_select(0, rows)
         bias = self.bias.new_full((len(rows), 1, self.capacity), self._masked)
-        bias[:, 0, span].masked_fill_(real, 0.0)
+        bias[:, 0, span].masked_fill_(token_mask, 0.0)
         bias[:, 0, end:] = self._unused
         self.bias.view(n, -1, self.capacity)[places] = bias
         self.positions[places] = mask.sum(1).index_select(0, rows)
 
-    def move(self, used: int, end: int) -> None:
-        """Let the last `used` slots of all sequences end before slot `end`, and forget what lies
+    def move(self, count: int, end: int) -> None:
+        """Let the last `count` slots of all sequences end before slot `end`, and forget what lies
         before them."""
-        source, target = slice(self.length - used, self.length), slice(end - used, end)
-        fresh = slice(self.length, end)
+        source, target = slice(self.length - count, self.length), slice(end - count, end)
+        new_slots = slice(self.length, end)
         for keys, values in zip(self.keys, self.values, strict=True):
             # Fresh memory may hold anything, and a masked slot must be finite.
-            keys[:, :, fresh] = values[:, fresh] = 0.0
+            keys[:, :, new_slots] = values[:, new_slots] = 0.0
             keys[:, :, target] = keys[:, :, source].clone()
             values[:, target] = values[:, source].clone()
         self.bias[:, :, target] = self.bias[:, :, source].clone()
-        self.bias[:, :, : end - used] = self._masked
+        self.bias[:, :, : end - count] = self._masked
         self.bias[:, :, end:] = self._unused
         self.length = end
         self.slot.fill_(end)
@@ -120,12 +122,12 @@ class KeyValueCache:
     def keep(self, rows: Tensor) -> None:
         """Drop every sequence but `rows` (i64[M]), which become the first M."""
         heads = self.bias.shape[0] // self.positions.shape[0]
-        flat = (rows[:, None] * heads + torch.arange(heads, device=rows.device)).flatten()
-        used = slice(0, self.length)
+        head_rows = (rows[:, None] * heads + torch.arange(heads, device=rows.device)).flatten()
+        span = slice(0, self.length)
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            self.keys[layer] = _moved(keys, flat, (slice(None), used))
-            self.values[layer] = _moved(values, flat, (used,))
-        self.bias = _moved(self.bias, flat, ())
+            self.keys[layer] = _moved(keys, head_rows, (slice(None), span))
+            self.values[layer] = _moved(values, head_rows, (span,))
+        self.bias = _moved(self.bias, head_rows, ())
         self.positions = _moved(self.positions, rows, ())
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -145,8 +147,8 @@ class KeyValueCache:
             values.index_copy_(1, self.slot, value.reshape(-1, 1, d))
         keys, values = keys[:, :, :window], values[:, :window]
         # Query heads that share a key head become rows of one product: keys are never repeated.
-        grouped = query.reshape(keys.shape[0], -1, d)
-        scores = torch.baddbmm(self.bias[:, :, :window], grouped, keys, alpha=d**-0.5)
+        queries = query.reshape(keys.shape[0], -1, d)
+        scores = torch.baddbmm(self.bias[:, :, :window], queries, keys, alpha=d**-0.5)
         return torch.bmm(scores.softmax(-1), values).view(n, -1)
 
     def unmask(self) -> None:
@@ -174,17 +176,17 @@ class KeyValueMemory:
         """Check that `reserve` leaves the memory as it is."""
         return rows <= self._rows and slots <= self._slots
 
-    def reserve(self, rows: int, slots: int, like: Tensor) -> None:
+    def reserve(self, rows: int, slots: int, prototype: Tensor) -> None:
         """Have room for `rows` sequences, and for `slots` slots of all sequences together, in the
-        type and on the device of `like`."""
+        type and on the device of `prototype`."""
         if self.holds(rows, slots):
             return
         rows, slots = max(rows, self._rows), max(slots, self._slots)
         self.release()  # before the new memory is asked for
-        config, device = self._config, like.device
+        config, device = self._config, prototype.device
         self._tensors = (
-            like.new_empty(2 * config.num_hidden_layers, slots * config.key_value_size),
-            like.new_empty(slots * config.num_key_value_heads),
+            prototype.new_empty(2 * config.num_hidden_layers, slots * config.key_value_size),
+            prototype.new_empty(slots * config.num_key_value_heads),
             torch.zeros(rows, dtype=torch.int64, device=device),
             torch.zeros(1, dtype=torch.int64, device=device),
             torch.zeros(rows, dtype=torch.int64, device=device),
@@ -209,14 +211,14 @@ class KeyValueMemory:
     def view(self, rows: int, capacity: int, window: int | None = None) -> KeyValueCache:
         """A cache of the first `rows` sequences, each of `capacity` slots. Caches of one capacity
         share their sequences."""
-        flat, bias, positions, slot, _ = self._tensors
+        buffer, bias, positions, slot, _ = self._tensors
         heads, d = self._config.num_key_value_heads, self._config.head_dim
         n = rows * heads
-        parts = flat[:, : n * d * capacity]
-        half = self._config.num_hidden_layers
+        parts = buffer[:, : n * d * capacity]
+        layers = self._config.num_hidden_layers
         return KeyValueCache(
-            [part.view(n, d, capacity) for part in parts[:half]],
-            [part.view(n, capacity, d) for part in parts[half:]],
+            [part.view(n, d, capacity) for part in parts[:layers]],
+            [part.view(n, capacity, d) for part in parts[layers:]],
             bias[: n * capacity].view(n, 1, capacity),
             positions[:rows],
             slot,
@@ -224,10 +226,10 @@ class KeyValueMemory:
         )
 
 
-def _moved(tensor: Tensor, rows: Tensor, used: tuple[slice, ...]) -> Tensor:
-    """Copy `rows` of `tensor` to its first rows, each row cut to the part `used`. Return the first
+def _moved(tensor: Tensor, rows: Tensor, spans: tuple[slice, ...]) -> Tensor:
+    """Copy `rows` of `tensor` to its first rows, each row cut to the part `spans`. Return the first
     rows."""
-    kept = tensor[: len(rows)]
-    part = (slice(None), *used)
-    kept[part] = tensor[part].index_select(0, rows)
-    return kept
+    target = tensor[: len(rows)]
+    part = (slice(None), *spans)
+    target[part] = tensor[part].index_select(0, rows)
+    return target

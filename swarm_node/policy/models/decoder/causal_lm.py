@@ -46,8 +46,8 @@ _READ_AT_ONCE = 2048
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """x / sqrt(mean(x^2) + epsilon) * weight over the last axis (arXiv 1910.07467), in float32."""
     # On a CPU, torch's own function takes twice as long for the few rows of a decode step.
-    wide = x.float()
-    normed = wide * torch.rsqrt((wide * wide).mean(-1, keepdim=True) + epsilon)
+    upcast = x.float()
+    normed = upcast * torch.rsqrt((upcast * upcast).mean(-1, keepdim=True) + epsilon)
     return normed.to(x.dtype) * weight
 
 
@@ -58,13 +58,13 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        hidden, query = config.hidden_size, config.query_size
-        fused = query + 2 * config.key_value_size
+        hidden_size, query = config.hidden_size, config.query_size
+        qkv_size = query + 2 * config.key_value_size
         self.config = config
         self.added: Added | None = None
         self.four_bit: dict[str, FourBit] = {}
-        self.input_norm = nn.Parameter(torch.ones(hidden))
-        self.qkv = nn.Parameter(torch.empty(fused, hidden))
+        self.input_norm = nn.Parameter(torch.ones(hidden_size))
+        self.qkv = nn.Parameter(torch.empty(qkv_size, hidden_size))
         self.qkv_bias: nn.Parameter | None = None
         self.query_norm: nn.Parameter | None = None
         self.key_norm: nn.Parameter | None = None
@@ -72,31 +72,35 @@ class DecoderLayer(nn.Module):
             self.query_norm = nn.Parameter(torch.ones(config.head_dim))
             self.key_norm = nn.Parameter(torch.ones(config.head_dim))
         if config.family.qkv_bias:
-            self.qkv_bias = nn.Parameter(torch.zeros(fused))
-        self.out = nn.Parameter(torch.empty(hidden, query))
-        self.post_norm = nn.Parameter(torch.ones(hidden))
-        self.gate_up = nn.Parameter(torch.empty(2 * config.intermediate_size, hidden))
-        self.down = nn.Parameter(torch.empty(hidden, config.intermediate_size))
+            self.qkv_bias = nn.Parameter(torch.zeros(qkv_size))
+        self.out = nn.Parameter(torch.empty(hidden_size, query))
+        self.post_norm = nn.Parameter(torch.ones(hidden_size))
+        self.gate_up = nn.Parameter(torch.empty(2 * config.intermediate_size, hidden_size))
+        self.down = nn.Parameter(torch.empty(hidden_size, config.intermediate_size))
 
     def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated query, rotated key and value, [..., heads, d] each, of x [..., hidden]."""
         config = self.config
         y = rms_norm(x, self.input_norm, config.rms_norm_eps)
         heads, kv = config.num_attention_heads, config.num_key_value_heads
-        fused = self._linear("qkv", y, self.qkv, self.qkv_bias)
-        fused = fused.view(*x.shape[:-1], heads + 2 * kv, config.head_dim)
+        qkv = self._linear("qkv", y, self.qkv, self.qkv_bias)
+        qkv = qkv.view(*x.shape[:-1], heads + 2 * kv, config.head_dim)
         # Query and key turn by the same angles: rotate both in one pass.
-        turning = fused[..., : heads + kv, :]
+        turning = qkv[..., : heads + kv, :]
         if self.query_norm is not None and self.key_norm is not None:
             weight = torch.cat([self.query_norm.expand(heads, -1), self.key_norm.expand(kv, -1)])
             turning = rms_norm(turning, weight, config.rms_norm_eps)
-        turned = torch.addcmul(turning * cos, turning.roll(config.head_dim // 2, -1), sin)
-        return turned[..., :heads, :], turned[..., heads:, :], fused[..., heads + kv :, :]
+        rotated_heads = torch.addcmul(turning * cos, turning.roll(config.head_dim // 2, -1), sin)
+        return (
+            rotated_heads[..., :heads, :],
+            rotated_heads[..., heads:, :],
+            qkv[..., heads + kv :, :],
+        )
 
-    def merge(self, x: Tensor, attended: Tensor) -> Tensor:
+    def merge(self, x: Tensor, attention: Tensor) -> Tensor:
         """The rest of the block after attention; both [..., hidden]."""
         config = self.config
-        x = x + self._linear("out", attended, self.out)
+        x = x + self._linear("out", attention, self.out)
         y = rms_norm(x, self.post_norm, config.rms_norm_eps)
         gate, up = self._linear("gate_up", y, self.gate_up).chunk(2, -1)
         return x + self._linear("down", F.silu(gate) * up, self.down)
@@ -111,8 +115,8 @@ class DecoderLayer(nn.Module):
     def _linear(self, site: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if weight.dtype is torch.float16:  # see `CausalLM`
             x = x.half()
-        held = self.four_bit.get(site)
-        y = F.linear(x, weight, bias) if held is None else held.linear(x, bias)
+        matrix = self.four_bit.get(site)
+        y = F.linear(x, weight, bias) if matrix is None else matrix.linear(x, bias)
         return y if self.added is None else y + self.added(site, x)
 
 
@@ -184,9 +188,9 @@ class CausalLM(nn.Module):
         """Final normalised hidden states [B, T, hidden]; see `forward`."""
         return self._run(ids, segments, None)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden_states: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., hidden]."""
-        return F.linear(hidden, self.head_weight)
+        return F.linear(hidden_states, self.head_weight)
 
     @property
     def head_weight(self) -> nn.Parameter:
@@ -198,16 +202,16 @@ class CausalLM(nn.Module):
 
         ids i64[B, T], mask bool[B, T], rows i64[N] below B. Returns the last hidden states [N,
         hidden]."""
-        last, collected = self.read(ids, mask)
-        cache.fill(collected, mask, rows)
+        last, key_values = self.read(ids, mask)
+        cache.fill(key_values, mask, rows)
         return last.index_select(0, rows)
 
     def read(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
         """Run left-padded prompts, as `prefill` takes them. Returns the last hidden states [B,
         hidden], and key and value [B, T, key/value heads, d] of each layer."""
         if self.embedding.is_cuda or ids.numel() <= _READ_AT_ONCE:
-            collected: list[tuple[Tensor, Tensor]] = []
-            return self._run(ids, mask.long() - 1, collected)[:, -1], collected
+            key_values: list[tuple[Tensor, Tensor]] = []
+            return self._run(ids, mask.long() - 1, key_values)[:, -1], key_values
         return self._read_in_parts(ids, mask)
 
     def _read_in_parts(
@@ -218,21 +222,26 @@ class CausalLM(nn.Module):
         batch, width = ids.shape
         lengths = mask.sum(1).tolist()
         last: Tensor | None = None
-        whole: list[tuple[Tensor, Tensor]] = []
+        key_values: list[tuple[Tensor, Tensor]] = []
         for rows in _of_similar_lengths(lengths):
             first = width - lengths[rows[-1]]
-            collected: list[tuple[Tensor, Tensor]] = []
-            hidden = self._run(ids[rows, first:], mask[rows, first:].long() - 1, collected)
+            part_key_values: list[tuple[Tensor, Tensor]] = []
+            hidden_states = self._run(
+                ids[rows, first:], mask[rows, first:].long() - 1, part_key_values
+            )
             if last is None:
-                last = hidden.new_empty(batch, hidden.shape[-1])
-                like = collected[0][0]
-                shape = (batch, width, *like.shape[2:])
-                whole = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in collected]
-            last[rows] = hidden[:, -1]
-            for (keys, values), (key, value) in zip(whole, collected, strict=True):
+                last = hidden_states.new_empty(batch, hidden_states.shape[-1])
+                first_key = part_key_values[0][0]
+                shape = (batch, width, *first_key.shape[2:])
+                key_values = [
+                    (first_key.new_zeros(shape), first_key.new_zeros(shape))
+                    for _ in part_key_values
+                ]
+            last[rows] = hidden_states[:, -1]
+            for (keys, values), (key, value) in zip(key_values, part_key_values, strict=True):
                 keys[rows, first:], values[rows, first:] = key, value
         assert last is not None
-        return last, whole
+        return last, key_values
 
     def step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]. The same
@@ -263,12 +272,12 @@ class CausalLM(nn.Module):
         """
         views = dict(self.hf_views())
         check_weights(views, state, {"lm_head.weight"})
-        held = self._held()
+        matrices = self._held()
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 parts = dict(hf_parts(self.config, name, parameter))
-                if name in held:
-                    held[name].fill([state[part] for part in parts])
+                if name in matrices:
+                    matrices[name].fill([state[part] for part in parts])
                     continue
                 for part, view in parts.items():
                     view.copy_(state[part])
@@ -310,26 +319,26 @@ class CausalLM(nn.Module):
     def _normalise(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.norm, self.config.rms_norm_eps).to(self.embedding.dtype)
 
-    def rotary(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    def rotary(self, length: int, prototype: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and signed sines [>= length, d] of the rotary angles (arXiv 2104.09864), such
         that x * cos + roll(x, d/2) * sin turns x. Computed in float32, then cast."""
         table = self._rotary_table
-        if table is not None and len(table[0]) >= length and _alike(table[0], like):
+        if table is not None and len(table[0]) >= length and _alike(table[0], prototype):
             return table
         # A table made in inference mode could not take part in a later backward pass.
         with torch.inference_mode(False):
-            d, device = self.config.head_dim, like.device
+            d, device = self.config.head_dim, prototype.device
             exponents = torch.arange(0, d, 2, dtype=torch.float32, device=device) / d
             rows = 1 << max(length - 1, 63).bit_length()
             steps = torch.arange(rows, dtype=torch.float32, device=device)
             frequencies, scaling = 1.0 / self.config.rope_theta**exponents, self.config.rope_scaling
             if scaling is not None:
-                scaled = [scaling.scaled(frequency) for frequency in frequencies.tolist()]
-                frequencies = torch.tensor(scaled, dtype=torch.float32, device=device)
+                scaled_freqs = [scaling.scaled(frequency) for frequency in frequencies.tolist()]
+                frequencies = torch.tensor(scaled_freqs, dtype=torch.float32, device=device)
             angles = torch.outer(steps, frequencies)
             cos, sin = angles.cos(), angles.sin()
             cosines, sines = torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-            table = cosines.to(like.dtype), sines.to(like.dtype)
+            table = cosines.to(prototype.dtype), sines.to(prototype.dtype)
         self._rotary_table = table
         return table
 
@@ -341,16 +350,16 @@ class CausalLM(nn.Module):
 
     def hf_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The weights of `hf_views`, with matrices in four bits dequantized one at a time."""
-        held = self._held()
+        matrices = self._held()
         for name, parameter in self.named_parameters():
-            whole = held[name].whole() if name in held else parameter
-            yield from hf_parts(self.config, name, whole)
+            weight = matrices[name].whole() if name in matrices else parameter
+            yield from hf_parts(self.config, name, weight)
 
     def _held(self) -> dict[str, FourBit]:
         return {
-            f"layers.{index}.{site}": held
+            f"layers.{index}.{site}": matrix
             for index, layer in enumerate(self.blocks())
-            for site, held in layer.four_bit.items()
+            for site, matrix in layer.four_bit.items()
         }
 
 

@@ -188,19 +188,19 @@ class PublishedAdapter:
         Raises:
             ModelError: it is not an adapter of this model; nothing was changed.
         """
-        model, like = self._model, self._model.embedding
+        model, embedding = self._model, self._model.embedding
         rank = next((len(value) for name, value in state.items() if "lora_A" in name), 0)
-        wanted = {
+        shapes = {
             f"{PREFIX}{path}.lora_{factor}.weight": size
             for path, weight in _projections(model)
             for factor, size in (("A", (rank, weight.shape[1])), ("B", (weight.shape[0], rank)))
         }
-        if not rank or wanted != {name: tuple(value.shape) for name, value in state.items()}:
+        if not rank or shapes != {name: tuple(value.shape) for name, value in state.items()}:
             raise ModelError(
                 "the adapter does not fit this model: it has other projections or sizes"
             )
         new = [
-            {site: _fused(state, index, paths, like) for site, paths in _SITES.items()}
+            {site: _fused(state, index, paths, embedding) for site, paths in _SITES.items()}
             for index in range(model.config.num_hidden_layers)
         ]
         if _shapes(new) == _shapes(self._factors):
@@ -218,20 +218,20 @@ class PublishedAdapter:
         """Let the model compute without it. Returns True if it computed with it before."""
         for layer in self._model.blocks():
             layer.added = None
-        there, self._factors = bool(self._factors), []
-        return there
+        was_active, self._factors = bool(self._factors), []
+        return was_active
 
 
 def _fused(
-    state: Mapping[str, Tensor], index: int, paths: Sequence[str], like: Tensor
+    state: Mapping[str, Tensor], index: int, paths: Sequence[str], prototype: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The factors of the projections `paths` of one layer, joined for their fused product, in the
-    type and on the device of `like`: [Σr, in] and [out, Σr]."""
+    type and on the device of `prototype`: [Σr, in] and [out, Σr]."""
     parts = [f"{PREFIX}model.layers.{index}.{path}" for path in paths]
     down = torch.cat([state[f"{part}.lora_A.weight"] for part in parts])
     ups = [state[f"{part}.lora_B.weight"] for part in parts]
     up = SCALE * torch.block_diag(*ups)  # type: ignore[no-untyped-call]
-    return down.to(like), up.to(like)
+    return down.to(prototype), up.to(prototype)
 
 
 def _shapes(factors: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> list[list[torch.Size]]:

@@ -23,7 +23,7 @@ class FourBit:
     f32[n / 64] the largest magnitude of each block. Products have the type of their input."""
 
     def __init__(
-        self, packed: Tensor, absmax: Tensor, shape: Sequence[int], dtype: torch.dtype
+        self, codes: Tensor, absmax: Tensor, shape: Sequence[int], dtype: torch.dtype
     ) -> None:
         """The matrix in this memory; `dtype` is the type of what is dequantized.
 
@@ -31,7 +31,7 @@ class FourBit:
             ConfigError: bitsandbytes is not installed.
         """
         self._library = bitsandbytes('training.base = "nf4"', 'training.base to "whole"')
-        self._packed, self._absmax = packed[:, None], absmax
+        self._packed, self._absmax = codes[:, None], absmax
         self._state = self._library.functional.QuantState(
             absmax, torch.Size(shape), blocksize=BLOCK, quant_type="nf4", dtype=dtype
         )
@@ -56,12 +56,12 @@ class FourBit:
                     f"a matrix of {tuple(part.shape)} has no whole number of blocks of {BLOCK}: "
                     'set training.base to "whole"'
                 )
-            given = part.to(self._packed.device).contiguous()
-            packed, state = functional.quantize_4bit(
-                given, blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
+            matrix = part.to(self._packed.device).contiguous()
+            codes, state = functional.quantize_4bit(
+                matrix, blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
             )
             absmax = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
-            self._packed[start // 2 : end // 2] = packed
+            self._packed[start // 2 : end // 2] = codes
             self._absmax[start // BLOCK : end // BLOCK] = absmax
             start = end
 
@@ -75,18 +75,18 @@ class FourBit:
         return self._library.matmul_4bit(x, self._packed, self._state, bias=bias)  # type: ignore[no-any-return]
 
 
-def bitsandbytes(setting: str, instead: str) -> Any:
+def bitsandbytes(setting: str, alternative: str) -> Any:
     """The library, which is imported where `setting` needs it.
 
     Raises:
-        ConfigError: it is not installed; the message says to set `instead`.
+        ConfigError: it is not installed; the message says to set `alternative`.
     """
     try:
         with without_kernels():
             return import_module("bitsandbytes")
     except ImportError as error:
         raise ConfigError(
-            f"{setting} needs bitsandbytes", f"run {extra_of('gpu')}, or set {instead}"
+            f"{setting} needs bitsandbytes", f"run {extra_of('gpu')}, or set {alternative}"
         ) from error
 
 
@@ -94,11 +94,11 @@ def bitsandbytes(setting: str, instead: str) -> Any:
 def without_kernels() -> Iterator[None]:
     """Inside this context the package `kernels` cannot be imported, as if it were not installed.
     With it, bitsandbytes fetches code from the hub at its import, and runs it."""
-    before = sys.modules.pop("kernels", None)
+    kernels = sys.modules.pop("kernels", None)
     sys.modules["kernels"] = None  # type: ignore[assignment]
     try:
         yield
     finally:
         sys.modules.pop("kernels", None)  # another thread may be in this context, too
-        if before is not None:
-            sys.modules["kernels"] = before
+        if kernels is not None:
+            sys.modules["kernels"] = kernels

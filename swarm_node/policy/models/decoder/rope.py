@@ -42,10 +42,10 @@ class RopeScaling:
             ModelError: a type that is not computed here, or a value that is no positive number.
         """
         tables = [rope_table(raw, name) for name in ("rope_parameters", "rope_scaling")]
-        found = {cls._from_table(table, raw) for table in tables if table}
-        if len(found) > 1:
+        scalings = {cls._from_table(table, raw) for table in tables if table}
+        if len(scalings) > 1:
             raise ModelError("config.json: rope_parameters and rope_scaling differ")
-        return next(iter(found), None)
+        return next(iter(scalings), None)
 
     @classmethod
     def _from_table(cls, table: Mapping[str, Any], raw: Mapping[str, Any]) -> RopeScaling | None:
@@ -74,8 +74,10 @@ class RopeScaling:
             return frequency
         if turns < self.low_freq_factor:
             return frequency / self.factor
-        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        return (1 - kept) * frequency / self.factor + kept * frequency
+        smooth_factor = (turns - self.low_freq_factor) / (
+            self.high_freq_factor - self.low_freq_factor
+        )
+        return (1 - smooth_factor) * frequency / self.factor + smooth_factor * frequency
 
 
 def rope_table(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:

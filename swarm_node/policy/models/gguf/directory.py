@@ -68,8 +68,8 @@ def quantised(directory: Path) -> Quantised | None:
     note = directory / _NOTE
     if not note.is_file():
         return None
-    told = read_json(note)
-    return Quantised(str(told.get("file")), tuple(map(str, told.get("encodings") or ())))
+    contents = read_json(note)
+    return Quantised(str(contents.get("file")), tuple(map(str, contents.get("encodings") or ())))
 
 
 def is_dequantised(path: Path) -> bool:
@@ -83,12 +83,12 @@ def is_dequantised(path: Path) -> bool:
 def dequantised(
     path: Path,
     admit: Callable[[ModelConfig], object],
-    told: Callable[[Dequantising | WaitingForLock], object],
+    notify: Callable[[Dequantising | WaitingForLock], object],
 ) -> Path:
     """The directory of the model in a GGUF file: the one in the cache, or else a new one.
 
-    `admit` gets the architecture before anything large is written, and raises to refuse it. `told`
-    gets what will be written then, and every few seconds what was.
+    `admit` gets the architecture before anything large is written, and raises to refuse it.
+    `notify` gets what will be written then, and every few seconds what was.
 
     Raises:
         ModelError: the file cannot be used, the package gguf is missing, the disk is full, or
@@ -103,7 +103,7 @@ def dequantised(
         make_private(cache)
         _check_private(cache.parent, cache)
         staging = place.with_suffix(".new")
-        with _locked(place.with_suffix(".lock"), lambda: told(WaitingForLock(path))):
+        with _locked(place.with_suffix(".lock"), lambda: notify(WaitingForLock(path))):
             if place.is_dir():
                 _check_private(place)
                 admit(ModelConfig.from_directory(place))
@@ -112,7 +112,7 @@ def dequantised(
             staging.mkdir(mode=0o700)
             try:
                 admit(_config(staging, config))
-                _write(header, config, weights, staging, told)
+                _write(header, config, weights, staging, notify)
                 os.rename(staging, place)
                 sync(cache)
             except BaseException:
@@ -170,7 +170,7 @@ def _write(
     config: Mapping[str, Any],
     weights: Sequence[Weight],
     place: Path,
-    told: Callable[[Dequantising], object],
+    notify: Callable[[Dequantising], object],
 ) -> None:
     """Write all files but config.json, which is there."""
     if find_spec("gguf") is None:
@@ -192,7 +192,7 @@ def _write(
         (place / name).write_bytes(data)
     state = Dequantising(header.path, header.encodings, 0, size, place.parent)
     with (place / "model.safetensors").open("wb") as file, open_regular(header.path) as source:
-        told(state)
+        notify(state)
         last = time.monotonic()
         file.write(_preamble(weights))
         for weight in weights:
@@ -201,9 +201,9 @@ def _write(
                 state = state._replace(written=state.written + len(part))
                 if time.monotonic() - last >= _TOLD_SECONDS:
                     last = time.monotonic()
-                    told(state)
-    for each in place.iterdir():
-        sync(each)
+                    notify(state)
+    for path in place.iterdir():
+        sync(path)
 
 
 def _stored(tensor: StoredTensor) -> tuple[str, int]:
@@ -235,26 +235,26 @@ def _parts(path: Path, source: IO[bytes], weight: Weight) -> Iterator[bytes]:
     permuted."""
     import numpy as np
 
-    stored = weight.stored
-    *above, width = stored.shape
-    rows = above[0] if above else 1
+    tensor = weight.stored
+    *outer_shape, width = tensor.shape
+    rows = outer_shape[0] if outer_shape else 1
     unit = rows // weight.heads if weight.heads else 1
     step = max(1, _CHUNK_WEIGHTS // (width * unit)) * unit
-    row_bytes = stored.size // rows
-    source.seek(stored.offset)
+    row_bytes = tensor.size // rows
+    source.seek(tensor.offset)
     for begin in range(0, rows, step):
         count = min(step, rows - begin)
         data = source.read(count * row_bytes)
         if len(data) < count * row_bytes:
-            raise ModelError(f"{path}: the tensor {stored.name} is cut: download it again")
-        values = _values(np.frombuffer(data, np.uint8).reshape(count, row_bytes), stored)
+            raise ModelError(f"{path}: the tensor {tensor.name} is cut: download it again")
+        values = _values(np.frombuffer(data, np.uint8).reshape(count, row_bytes), tensor)
         if not np.isfinite(values).all():
             raise ModelError(
-                f"{path}: the tensor {stored.name} has weights that are no numbers: download or "
+                f"{path}: the tensor {tensor.name} has weights that are no numbers: download or "
                 "convert it again"
             )
-        kept = _KEPT.get(stored.encoding.name)
-        if kept is not None:
+        dtype = _KEPT.get(tensor.encoding.name)
+        if dtype is not None:
             values = np.frombuffer(data, np.uint16).reshape(count, width)
         if weight.heads:
             # From pairs of neighbours to halves, in each head.
@@ -262,12 +262,12 @@ def _parts(path: Path, source: IO[bytes], weight: Weight) -> Iterator[bytes]:
         yield values.tobytes()
 
 
-def _values(rows: np.ndarray[Any, Any], stored: StoredTensor) -> np.ndarray[Any, Any]:
+def _values(rows: np.ndarray[Any, Any], tensor: StoredTensor) -> np.ndarray[Any, Any]:
     """Float32 values of rows of bytes."""
     import numpy as np
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize
 
     with np.errstate(all="ignore"):  # what is no number is refused by name
-        found: np.ndarray[Any, Any] = dequantize(rows, GGMLQuantizationType(stored.number))
-    return found
+        values: np.ndarray[Any, Any] = dequantize(rows, GGMLQuantizationType(tensor.number))
+    return values

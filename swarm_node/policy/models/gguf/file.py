@@ -16,8 +16,8 @@ class Dequantising(NamedTuple):
     cache: Path
 
     def __str__(self) -> str:
-        done = f"{self.written / 1e6:,.0f} of " if self.written else ""
-        return f"dequantising {self.file.name}: {done}{self.size / 1e6:,.0f} MB to {self.cache}"
+        progress = f"{self.written / 1e6:,.0f} of " if self.written else ""
+        return f"dequantising {self.file.name}: {progress}{self.size / 1e6:,.0f} MB to {self.cache}"
 
 
 class WaitingForLock(NamedTuple):

@@ -145,9 +145,9 @@ class _Bytes:
 
     def take(self, count: int) -> bytes:
         if count > len(self._data) - self.place:
-            whole = len(self._data) < MAX_HEADER_BYTES
-            bound = "the file is cut, or" if whole else f"of over {MAX_HEADER_BYTES} bytes:"
-            raise _FaultError(f"its header is wrong, {bound} {count} bytes at {self.place}")
+            is_complete = len(self._data) < MAX_HEADER_BYTES
+            cause = "the file is cut, or" if is_complete else f"of over {MAX_HEADER_BYTES} bytes:"
+            raise _FaultError(f"its header is wrong, {cause} {count} bytes at {self.place}")
         self.place += count
         return self._data[self.place - count : self.place]
 
@@ -189,9 +189,9 @@ def _decimal(value: float) -> float:
     if not math.isfinite(value):
         return value
     for digits in range(6, 10):
-        short = float(f"{value:.{digits}g}")
-        if abs(short) <= 3.4e38 and struct.unpack("<f", struct.pack("<f", short))[0] == value:
-            return short
+        decimal = float(f"{value:.{digits}g}")
+        if abs(decimal) <= 3.4e38 and struct.unpack("<f", struct.pack("<f", decimal))[0] == value:
+            return decimal
     return value
 
 
@@ -214,15 +214,15 @@ def _parsed(path: Path, data: bytes, size: int) -> Header:
         if key in metadata:
             raise _FaultError(f"the key {key[:_SHOWN]!r} is there twice")
         metadata[key] = rest.value(rest.number("I"))
-    listed = [_tensor(rest) for _ in range(tensors)]
+    tensor_infos = [_tensor(rest) for _ in range(tensors)]
     alignment = metadata.get("general.alignment", 32)
     valid = isinstance(alignment, int) and 0 < alignment <= _MAX_ALIGNMENT
     if not valid or alignment & (alignment - 1):
         raise _FaultError(f"general.alignment is {str(alignment)[:_SHOWN]}, no power of two")
     begin = -(-rest.place // alignment) * alignment
-    placed = [tensor._replace(offset=begin + tensor.offset) for tensor in listed]
-    _check_places(placed, begin, alignment, size)
-    return Header(path, metadata, {tensor.name: tensor for tensor in placed})
+    stored_tensors = [tensor._replace(offset=begin + tensor.offset) for tensor in tensor_infos]
+    _check_places(stored_tensors, begin, alignment, size)
+    return Header(path, metadata, {tensor.name: tensor for tensor in stored_tensors})
 
 
 def _tensor(rest: _Bytes) -> StoredTensor:
@@ -232,9 +232,9 @@ def _tensor(rest: _Bytes) -> StoredTensor:
     shape = tuple(rest.number("Q") for _ in range(dimensions))[::-1]
     number, offset = rest.number("I"), rest.number("Q")
     if number not in ENCODINGS:
-        known = ", ".join(encoding.name for encoding in ENCODINGS.values())
+        known_types = ", ".join(encoding.name for encoding in ENCODINGS.values())
         raise _FaultError(
-            f"the tensor {name[:_SHOWN]!r} has the unknown type {number}; known are {known}"
+            f"the tensor {name[:_SHOWN]!r} has the unknown type {number}; known are {known_types}"
         )
     if not all(shape) or shape[-1] % ENCODINGS[number].weights:
         raise _FaultError(

@@ -71,11 +71,11 @@ class Weight(NamedTuple):
     heads: int
 
 
-def refuse(header: Header, what: str) -> ModelError:
+def refuse(header: Header, flaw: str) -> ModelError:
     """Return the error for a file whose model is not computed here."""
     names = ", ".join(ARCHITECTURES)
     return ModelError(
-        f"{header.path}: {what}; GGUF files of plain {names} models (Mistral's say llama) run here",
+        f"{header.path}: {flaw}; GGUF files of plain {names} models (Mistral's say llama) run here",
         "choose another file",
     )
 
@@ -94,9 +94,9 @@ def config_of(header: Header) -> dict[str, Any]:
         for key, value in header.metadata.items()
         if key.startswith(f"{family}.")
     }
-    unknown = sorted(key for key in keys.keys() - _READ if key not in _ZERO or keys[key])
-    if unknown:
-        raise refuse(header, f"unsupported {', '.join(unknown)[:_SHOWN]}")
+    unknown_keys = sorted(key for key in keys.keys() - _READ if key not in _ZERO or keys[key])
+    if unknown_keys:
+        raise refuse(header, f"unsupported {', '.join(unknown_keys)[:_SHOWN]}")
     config: dict[str, Any] = {name: _number(header, keys, key, int) for key, name in _SIZES.items()}
     if config["num_hidden_layers"] > MAX_LAYERS:
         raise refuse(header, f"{config['num_hidden_layers']} layers, at most {MAX_LAYERS} run here")
@@ -131,15 +131,15 @@ def _number(
     header: Header, keys: Mapping[str, Any], key: str, kind: type, otherwise: Any = None
 ) -> Any:
     value = keys.get(key, otherwise)
-    fits = isinstance(value, kind) and not isinstance(value, bool)
-    if not fits or not 0 < value <= _MOST:  # also nan
+    has_type = isinstance(value, kind) and not isinstance(value, bool)
+    if not has_type or not 0 < value <= _MOST:  # also nan
         raise refuse(header, f"{key} is {repr(value)[:_SHOWN]}")
     return value
 
 
 def _head_size(header: Header, keys: Mapping[str, Any], config: Mapping[str, Any]) -> int:
-    usual = max(1, config["hidden_size"] // config["num_attention_heads"])
-    size: int = _number(header, keys, "attention.key_length", int, usual)
+    default_size = max(1, config["hidden_size"] // config["num_attention_heads"])
+    size: int = _number(header, keys, "attention.key_length", int, default_size)
     for key in ("attention.value_length", "rope.dimension_count"):
         if _number(header, keys, key, int, size) != size:
             raise refuse(header, f"{key} is {keys[key]}, and a head has {size} values")
@@ -161,37 +161,37 @@ def _linear_factor(header: Header, keys: Mapping[str, Any]) -> float:
 
 def _rope(header: Header, keys: Mapping[str, Any], theta: float, head_size: int) -> dict[str, Any]:
     """The rotary positions: unscaled, scaled linearly, or as those of Llama 3.1 and 3.2."""
-    stored, factor = header.tensors.get(_FREQUENCIES), _linear_factor(header, keys)
-    if stored is None and factor == 1:
+    tensor, factor = header.tensors.get(_FREQUENCIES), _linear_factor(header, keys)
+    if tensor is None and factor == 1:
         return {"rope_type": "default"}
-    if stored is None:
+    if tensor is None:
         return {"rope_type": "linear", "factor": factor}
     if factor != 1:
         raise refuse(header, f"{_FREQUENCIES} and a linear factor scale its positions twice")
-    if stored.shape != (head_size // 2,) or stored.encoding.name != "F32":
-        raise refuse(header, f"{_FREQUENCIES} has the shape {stored.shape}")
+    if tensor.shape != (head_size // 2,) or tensor.encoding.name != "F32":
+        raise refuse(header, f"{_FREQUENCIES} has the shape {tensor.shape}")
     try:
         with open_regular(header.path) as file:
-            file.seek(stored.offset)
-            divisors = struct.unpack(f"<{stored.shape[0]}f", file.read(stored.size))
+            file.seek(tensor.offset)
+            divisors = struct.unpack(f"<{tensor.shape[0]}f", file.read(tensor.size))
     except (OSError, struct.error) as error:
-        why = reason_of(error) if isinstance(error, OSError) else "it is cut"
-        raise ModelError(f"cannot read {header.path}: {why}") from error
+        reason = reason_of(error) if isinstance(error, OSError) else "it is cut"
+        raise ModelError(f"cannot read {header.path}: {reason}") from error
     factor = max(divisors)
     if theta < 1:  # its powers may exceed a float
         raise refuse(header, f"rope.freq_base is {theta}")
-    plain = [theta ** (-place / len(divisors)) for place in range(len(divisors))]
+    angles = [theta ** (-place / len(divisors)) for place in range(len(divisors))]
     scaling = RopeScaling("llama3", factor, **_LLAMA3) if 1 <= factor < _MOST else None
     if scaling is None or not all(
         math.isclose(divisor, angle / scaling.scaled(angle), rel_tol=1e-4)
-        for divisor, angle in zip(divisors, plain, strict=True)
+        for divisor, angle in zip(divisors, angles, strict=True)
     ):
         raise refuse(header, f"{_FREQUENCIES} is not the scaling of Llama 3.1 or 3.2")
     return scaling.parameters()
 
 
 def _end_tokens(header: Header) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     tokens: dict[str, int] = {}
     for key in ("bos", "padding", *_ENDS):
         name = f"tokenizer.ggml.{key}_token_id"
@@ -203,12 +203,12 @@ def _end_tokens(header: Header) -> dict[str, Any]:
         tokens[key] = token
     for key, name in (("bos", "bos_token_id"), ("padding", "pad_token_id")):
         if key in tokens:
-            found[name] = tokens[key]
+            entries[name] = tokens[key]
     by_key = (tokens[key] for key in _ENDS if key in tokens)
-    named = list(dict.fromkeys((*by_key, *_ends_by_name(header))))
-    if named:
-        found["eos_token_id"] = named[0] if len(named) == 1 else named
-    return found
+    end_ids = list(dict.fromkeys((*by_key, *_ends_by_name(header))))
+    if end_ids:
+        entries["eos_token_id"] = end_ids[0] if len(end_ids) == 1 else end_ids
+    return entries
 
 
 def _ends_by_name(header: Header) -> Iterator[int]:
@@ -225,9 +225,9 @@ def _ends_by_name(header: Header) -> Iterator[int]:
 def _dtype(header: Header) -> str:
     """The type in which no weight loses anything: the file's own if it has one, else float32. A
     quantised weight such as d·q + m has more bits than float16 or bfloat16."""
-    whole = {"F16": "float16", "BF16": "bfloat16"}
+    dtypes = {"F16": "float16", "BF16": "bfloat16"}
     kinds = set(header.encodings)
-    return whole[kinds.pop()] if len(kinds) == 1 and kinds <= whole.keys() else "float32"
+    return dtypes[kinds.pop()] if len(kinds) == 1 and kinds <= dtypes.keys() else "float32"
 
 
 def weights_of(header: Header, config: Mapping[str, Any]) -> list[Weight]:
@@ -236,42 +236,46 @@ def weights_of(header: Header, config: Mapping[str, Any]) -> list[Weight]:
     Raises:
         ModelError: a tensor is missing, has another shape, or is not expected.
     """
-    expected = dict(_expected(config))
-    missing = [name for name in expected if name not in header.tensors]
-    strange = sorted(header.tensors.keys() - expected.keys() - {_FREQUENCIES})
-    if missing or strange:
-        what = f"lacks the tensor {missing[0]}" if missing else f"has the tensor {strange[0]!r}"
-        raise refuse(header, f"it {what[:_SHOWN]}, unlike a {config['model_type']} model")
-    found = []
-    for name, (called, shape, heads) in expected.items():
-        stored = header.tensors[name]
-        if stored.shape != shape:
+    specs = dict(_expected(config))
+    missing_names = [name for name in specs if name not in header.tensors]
+    extra_names = sorted(header.tensors.keys() - specs.keys() - {_FREQUENCIES})
+    if missing_names or extra_names:
+        fault = (
+            f"lacks the tensor {missing_names[0]}"
+            if missing_names
+            else f"has the tensor {extra_names[0]!r}"
+        )
+        raise refuse(header, f"it {fault[:_SHOWN]}, unlike a {config['model_type']} model")
+    weights = []
+    for name, (hf_name, shape, heads) in specs.items():
+        tensor = header.tensors[name]
+        if tensor.shape != shape:
             raise refuse(
-                header, f"the tensor {name} has the shape {stored.shape}, its metadata say {shape}"
+                header, f"the tensor {name} has the shape {tensor.shape}, its metadata say {shape}"
             )
-        found.append(Weight(called, stored, heads))
-    return found
+        weights.append(Weight(hf_name, tensor, heads))
+    return weights
 
 
 def _expected(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, tuple[int, ...], int]]]:
     """Names in the file with names in transformers, shapes, and heads of permuted rows."""
-    family, hidden = config["model_type"], config["hidden_size"]
+    family, hidden_size = config["model_type"], config["hidden_size"]
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
-    head = config.get("head_dim", hidden // heads)
-    inner, table = config["intermediate_size"], (config["vocab_size"], hidden)
+    head = config.get("head_dim", hidden_size // heads)
+    inner, table = config["intermediate_size"], (config["vocab_size"], hidden_size)
     traits, permuted = FAMILIES[family], (heads, groups) if ARCHITECTURES[family] else (0, 0)
     yield "token_embd.weight", ("model.embed_tokens.weight", table, 0)
     for layer in range(config["num_hidden_layers"]):
         parts: dict[str, tuple[str, tuple[int, ...], int]] = {
-            "attn_norm.weight": ("input_layernorm.weight", (hidden,), 0),
-            "attn_q.weight": ("self_attn.q_proj.weight", (heads * head, hidden), permuted[0]),
-            "attn_k.weight": ("self_attn.k_proj.weight", (groups * head, hidden), permuted[1]),
-            "attn_v.weight": ("self_attn.v_proj.weight", (groups * head, hidden), 0),
-            "attn_output.weight": ("self_attn.o_proj.weight", (hidden, heads * head), 0),
-            "ffn_norm.weight": ("post_attention_layernorm.weight", (hidden,), 0),
-            "ffn_gate.weight": ("mlp.gate_proj.weight", (inner, hidden), 0),
-            "ffn_up.weight": ("mlp.up_proj.weight", (inner, hidden), 0),
-            "ffn_down.weight": ("mlp.down_proj.weight", (hidden, inner), 0),
+            "attn_norm.weight": ("input_layernorm.weight", (hidden_size,), 0),
+            "attn_q.weight": ("self_attn.q_proj.weight", (heads * head, hidden_size), permuted[0]),
+            "attn_k.weight": ("self_attn.k_proj.weight", (groups * head, hidden_size), permuted[1]),
+            "attn_v.weight": ("self_attn.v_proj.weight", (groups * head, hidden_size), 0),
+            "attn_output.weight": ("self_attn.o_proj.weight", (hidden_size, heads * head), 0),
+            "ffn_norm.weight": ("post_attention_layernorm.weight", (hidden_size,), 0),
+            "ffn_gate.weight": ("mlp.gate_proj.weight", (inner, hidden_size), 0),
+            "ffn_up.weight": ("mlp.up_proj.weight", (inner, hidden_size), 0),
+            "ffn_down.weight": ("mlp.down_proj.weight", (hidden_size, inner), 0),
         }
         if traits.qkv_bias:
             for letter, rows in (("q", heads * head), ("k", groups * head), ("v", groups * head)):
@@ -279,8 +283,8 @@ def _expected(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, tuple
         if traits.head_norms:
             parts["attn_q_norm.weight"] = ("self_attn.q_norm.weight", (head,), 0)
             parts["attn_k_norm.weight"] = ("self_attn.k_norm.weight", (head,), 0)
-        for name, (called, shape, by) in parts.items():
-            yield f"blk.{layer}.{name}", (f"model.layers.{layer}.{called}", shape, by)
-    yield "output_norm.weight", ("model.norm.weight", (hidden,), 0)
+        for name, (hf_name, shape, permuted_heads) in parts.items():
+            yield f"blk.{layer}.{name}", (f"model.layers.{layer}.{hf_name}", shape, permuted_heads)
+    yield "output_norm.weight", ("model.norm.weight", (hidden_size,), 0)
     if not config["tie_word_embeddings"]:
         yield "output.weight", ("lm_head.weight", table, 0)

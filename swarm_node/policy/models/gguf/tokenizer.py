@@ -62,12 +62,12 @@ def tokenizer_files(header: Header, vocabulary: int) -> dict[str, bytes]:
         raise refuse(header, f"it has {len(texts)} tokens for {vocabulary} rows, or one twice")
     if not isinstance(kinds, list) or len(kinds) != len(texts):
         raise refuse(header, "tokenizer.ggml.token_type fits no list of tokens")
-    named = dict(_named(header, texts))
-    marked = {*named.values()}
+    named_tokens = dict(_named(header, texts))
+    special_texts = {*named_tokens.values()}
     tokens = {
         text: place
         for place, (text, kind) in enumerate(zip(texts, kinds, strict=True))
-        if kind != _UNUSED or text in marked or not _PADDING.fullmatch(text)
+        if kind != _UNUSED or text in special_texts or not _PADDING.fullmatch(text)
     }
     model = header.metadata.get("tokenizer.ggml.model")
     if model == "gpt2":
@@ -76,22 +76,28 @@ def tokenizer_files(header: Header, vocabulary: int) -> dict[str, bytes]:
         rules = _sentence_piece(header, tokens, texts)
     else:
         raise refuse(header, f"its tokenizer is {str(model)[:_SHOWN]!r}, neither gpt2 nor llama")
-    added = [
-        _added(texts[place], place, special=kind != _USER or texts[place] in marked)
+    added_tokens = [
+        _added(texts[place], place, special=kind != _USER or texts[place] in special_texts)
         for place, kind in enumerate(kinds)
-        if kind in (_UNKNOWN, CONTROL, _USER) or texts[place] in marked
+        if kind in (_UNKNOWN, CONTROL, _USER) or texts[place] in special_texts
     ]
-    begins = named.get("bos_token") if _begins(header) else None
-    if begins is not None:
-        rules["post_processor"] = _begun(begins, tokens[begins])
-    whole = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **rules}
+    bos_token = named_tokens.get("bos_token") if _begins(header) else None
+    if bos_token is not None:
+        rules["post_processor"] = _begun(bos_token, tokens[bos_token])
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added_tokens,
+        **rules,
+    }
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        **named,
+        **named_tokens,
     }
     files = {
-        "tokenizer.json": json.dumps(whole, ensure_ascii=False).encode(),
+        "tokenizer.json": json.dumps(tokenizer, ensure_ascii=False).encode(),
         "tokenizer_config.json": json.dumps(settings, indent=2, ensure_ascii=False).encode(),
     }
     _check(header, files["tokenizer.json"], texts)
@@ -153,7 +159,7 @@ def _sentence_piece(
         raise refuse(header, "tokenizer.ggml.scores fits no list of tokens")
     if any(len(text) > _MAX_PIECE for text in texts):
         raise refuse(header, f"its tokenizer has a piece of over {_MAX_PIECE} characters")
-    unknown = header.metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    unknown_id = header.metadata.get("tokenizer.ggml.unknown_token_id", 0)
     prefix = header.metadata.get("tokenizer.ggml.add_space_prefix", True) is True
     metaspace = {"type": "Metaspace", "replacement": "▁", "split": False}
     decoders: list[dict[str, Any]] = [
@@ -164,8 +170,8 @@ def _sentence_piece(
     if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
     model = _bpe(tokens, _pairs(header, tokens, scores), byte_fallback=True, fuse_unk=True)
-    if isinstance(unknown, int) and 0 <= unknown < len(texts):
-        model["unk_token"] = texts[unknown]
+    if isinstance(unknown_id, int) and 0 <= unknown_id < len(texts):
+        model["unk_token"] = texts[unknown_id]
     return {
         "normalizer": None,
         "pre_tokenizer": {**metaspace, "prepend_scheme": "first" if prefix else "never"},
@@ -182,17 +188,17 @@ def _pairs(header: Header, tokens: Mapping[str, int], scores: Sequence[float]) -
     Raises:
         ModelError: they are more than a tokenizer has.
     """
-    every = (
-        (-scores[place], -len(text[:cut]), tokens[text[:cut]], text[:cut], text[cut:])
+    candidates = (
+        (-scores[place], -len(text[:split]), tokens[text[:split]], text[:split], text[split:])
         for text, place in tokens.items()
-        for cut in range(1, len(text))
-        if text[:cut] in tokens and text[cut:] in tokens
+        for split in range(1, len(text))
+        if text[:split] in tokens and text[split:] in tokens
     )
-    found = list(islice(every, _MAX_MERGES + 1))
-    if len(found) > _MAX_MERGES:
+    merges = list(islice(candidates, _MAX_MERGES + 1))
+    if len(merges) > _MAX_MERGES:
         raise refuse(header, f"its pieces are over {_MAX_MERGES} merges of others")
-    found.sort(key=lambda pair: pair[:3])
-    return [[left, right] for *_, left, right in found]
+    merges.sort(key=lambda pair: pair[:3])
+    return [[left, right] for *_, left, right in merges]
 
 
 def _bpe(
@@ -221,9 +227,9 @@ def _named(header: Header, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _begins(header: Header) -> bool:
-    usual = header.metadata.get("tokenizer.ggml.model") == "llama"
-    usual |= str(header.metadata.get("tokenizer.ggml.pre")) in _WHOLE_WORDS
-    return header.metadata.get("tokenizer.ggml.add_bos_token", usual) is True
+    default = header.metadata.get("tokenizer.ggml.model") == "llama"
+    default |= str(header.metadata.get("tokenizer.ggml.pre")) in _WHOLE_WORDS
+    return header.metadata.get("tokenizer.ggml.add_bos_token", default) is True
 
 
 def _begun(text: str, token: int) -> dict[str, Any]:
@@ -245,14 +251,14 @@ def _added(text: str, token: int, special: bool) -> dict[str, Any]:
     }
 
 
-def _check(header: Header, written: bytes, texts: Sequence[str]) -> None:
+def _check(header: Header, content: bytes, texts: Sequence[str]) -> None:
     """Refuse rules that the library does not take, or that give a token another number."""
     from tokenizers import Tokenizer
 
     try:
-        found = Tokenizer.from_str(written.decode())
+        tokenizer = Tokenizer.from_str(content.decode())
     except Exception as error:  # the library raises no class of its own
         raise refuse(header, f"its tokenizer is malformed ({words_of(error)[:200]})") from error
-    for text, token in found.get_vocab().items():
+    for text, token in tokenizer.get_vocab().items():
         if token >= len(texts) or texts[token] != text:
             raise refuse(header, f"its tokenizer gives {text[:_SHOWN]!r} two numbers")

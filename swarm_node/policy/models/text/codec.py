@@ -42,9 +42,9 @@ def load_tokenizer(path: Path) -> Any:
         # tokenizer.json by the family's own, and the digest covers tokenizer.json.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        lacking = "tokenizer.json has no " * isinstance(error, KeyError)
+        prefix = "tokenizer.json has no " * isinstance(error, KeyError)
         raise ModelError(
-            f"the tokenizer in {path} cannot be read: {lacking}{words_of(error)}"
+            f"the tokenizer in {path} cannot be read: {prefix}{words_of(error)}"
         ) from error
     # Of any type in its settings. The model's positions bound a prompt (`Codec.fits`).
     tokenizer.model_max_length = sys.maxsize
@@ -54,10 +54,10 @@ def load_tokenizer(path: Path) -> Any:
 def _check_sources(path: Path) -> None:
     """Refuse what would take the place of the tokenizer and the template that were tried, and that
     the digest covers."""
-    more, settings = path / "additional_chat_templates", path / "tokenizer_config.json"
-    if more.exists():
+    template_dir, settings = path / "additional_chat_templates", path / "tokenizer_config.json"
+    if template_dir.exists():
         raise ModelError(
-            f"{more} would take the place of the model's chat template",
+            f"{template_dir} would take the place of the model's chat template",
             "remove it, and put the template that you want into chat_template.jinja",
         )
     names = read_json(settings).get("fast_tokenizer_files") if settings.is_file() else None
@@ -84,10 +84,10 @@ class Codec:
                 "put its id as eos_token_id into generation_config.json",
             )
         # Decoding also leaves out the tokens that tokenizer.json flags as special.
-        flagged = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
-        named = set(tokenizer.get_vocab().values())
+        flagged_ids = {id for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+        named_ids = set(tokenizer.get_vocab().values())
         # Gemma 3 has a mark for images after the last embedding. No text is encoded as it.
-        if any(token >= vocab_size for token in named - flagged):
+        if any(token >= vocab_size for token in named_ids - flagged_ids):
             raise ModelError(
                 f"the tokenizer has {len(tokenizer)} tokens, the model only {vocab_size}: "
                 "they do not belong together"
@@ -97,8 +97,8 @@ class Codec:
         self.vocab_size = vocab_size
         self.positions = positions
         self.eos_id = eos_ids[0]
-        unnamed = set(range(vocab_size)) - named
-        self.special_ids = frozenset(tokenizer.all_special_ids) | unnamed | flagged
+        unnamed = set(range(vocab_size)) - named_ids
+        self.special_ids = frozenset(tokenizer.all_special_ids) | unnamed | flagged_ids
         # The token that ends a turn in the chat template also ends a completion, even if a base
         # model's settings name only the end of a text.
         self.eos_ids = frozenset([*eos_ids, *self._turn_end()])
@@ -110,8 +110,8 @@ class Codec:
         self._around_reply = lru_cache(1)(self._split_template)
         self._system = ""
         if tokenizer.chat_template is not None:
-            asked = self._templated([{"role": "user", "content": _ANSWERS[0]}], True)
-            if _ANSWERS[0] not in asked:
+            prompt = self._templated([{"role": "user", "content": _ANSWERS[0]}], True)
+            if _ANSWERS[0] not in prompt:
                 raise ModelError("the chat template leaves out what the user says", "mend it")
 
     @classmethod
@@ -123,26 +123,26 @@ class Codec:
         """
         config = read_json(path / "config.json")
         generation = path / "generation_config.json"
-        named = read_json(generation).get("eos_token_id") if generation.is_file() else None
+        generation_eos = read_json(generation).get("eos_token_id") if generation.is_file() else None
         tokenizer = load_tokenizer(path)
-        eos = _first_named(tokenizer.eos_token_id, named, config.get("eos_token_id"))
+        eos = _first_named(tokenizer.eos_token_id, generation_eos, config.get("eos_token_id"))
         model = ModelConfig.from_directory(path)
         return cls(tokenizer, model.vocab_size, eos, model.max_position_embeddings)
 
-    def within(self, longest: int) -> Self:
-        """The same codec for a sampler that uses `longest` positions at most."""
+    def within(self, limit: int) -> Self:
+        """The same codec for a sampler that uses `limit` positions at most."""
         bounded = copy.copy(self)
-        bounded.positions = min(self.positions, longest)
+        bounded.positions = min(self.positions, limit)
         return bounded
 
     def asking(self, system: str) -> Self:
         """The same codec for prompts that begin with a system message; "" for none. For a model
         whose chat template has none, or fails on one, it begins the question, before an empty
         line."""
-        asked = copy.copy(self)
-        asked._system = system
-        asked._encoded = lru_cache(_PROMPTS_KEPT)(asked._encode_prompt)
-        return asked
+        codec = copy.copy(self)
+        codec._system = system
+        codec._encoded = lru_cache(_PROMPTS_KEPT)(codec._encode_prompt)
+        return codec
 
     def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
         """Check that a prompt and an answer of `max_new_tokens` fit the model's positions."""
@@ -180,21 +180,23 @@ class Codec:
         Raises:
             ModelError: the template fails or writes a token that the model lacks, or there is none.
         """
-        roles = [each["role"] for each in messages]
-        plain = self._tokenizer.chat_template is None
-        if plain and roles != ["user"]:
+        roles = [message["role"] for message in messages]
+        is_plain = self._tokenizer.chat_template is None
+        if is_plain and roles != ["user"]:
             raise ModelError("this model has no chat template: it takes one message of the user")
 
         def render(contents: Sequence[str]) -> str:
-            if plain:
+            if is_plain:
                 return PLAIN_PROMPT.format(*contents)
             pairs = zip(roles, contents, strict=True)
-            return self._templated([{"role": role, "content": said} for role, said in pairs], True)
+            return self._templated(
+                [{"role": role, "content": content} for role, content in pairs], True
+            )
 
-        ids = self._texts.rendered(render, [each["content"] for each in messages])
+        ids = self._texts.rendered(render, [message["content"] for message in messages])
         if max(ids, default=0) >= self.vocab_size:
             raise ModelError(f"the chat template writes token {max(ids)}, which the model lacks")
-        return tuple([*self._begin, *ids] if plain else ids)
+        return tuple([*self._begin, *ids] if is_plain else ids)
 
     def _text_begin(self) -> tuple[int, ...]:
         """The ids that the tokenizer puts before every text, such as Llama's <|begin_of_text|>.
@@ -218,8 +220,8 @@ class Codec:
                 strftime_now=_DAY.strftime,
             )
         except Exception as error:
-            said = " ".join(words_of(error).split())
-            raise ModelError(f"the tokenizer's chat template fails: {said}") from error
+            reason = " ".join(words_of(error).split())
+            raise ModelError(f"the tokenizer's chat template fails: {reason}") from error
         return text
 
     def _turn_end(self) -> list[int]:
@@ -228,10 +230,10 @@ class Codec:
             return []
         mark = "-answer-"
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
-        _, said, after = self._templated(messages, False).rpartition(mark)
-        if not said:
+        _, separator, tail = self._templated(messages, False).rpartition(mark)
+        if not separator:
             return []
-        ids = self._tokenizer.encode(after, add_special_tokens=False)
+        ids = self._tokenizer.encode(tail, add_special_tokens=False)
         return [token for token in ids[:1] if token in self.special_ids]
 
     def encode_answer(self, text: str) -> tuple[int, ...]:
@@ -247,8 +249,8 @@ class Codec:
         Raises:
             ModelError: the chat template cannot be continued, whatever the reply.
         """
-        before, after = self._around_reply()
-        return (*before, *self.encode_answer(reply), *after)
+        prefix, suffix = self._around_reply()
+        return (*prefix, *self.encode_answer(reply), *suffix)
 
     def _split_template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ids before and after a reply. They must be the same after every answer."""
@@ -260,16 +262,18 @@ class Codec:
             for mark in (_QUESTION, *marks)
         ]
         prompt = self._templated(messages[:1], True)
-        once = _cut(self._templated(messages[:3], True), marks[:2])
-        twice = _cut(self._templated(messages, True), marks)
-        if once is None or twice is None:
+        one_turn = _cut(self._templated(messages[:3], True), marks[:2])
+        two_turns = _cut(self._templated(messages, True), marks)
+        if one_turn is None or two_turns is None:
             raise _no_dialogue("it leaves out or repeats what was said before")
-        begin, before, after = once
+        begin, prefix, suffix = one_turn
         # Of a thought, templates write in the newest answer only: the model read it there.
-        same = twice[0] == begin and prompt.startswith(begin) and after.startswith(twice[2])
-        if not same or twice[1] != before or twice[3:] != [before, after]:
+        is_same = (
+            two_turns[0] == begin and prompt.startswith(begin) and suffix.startswith(two_turns[2])
+        )
+        if not is_same or two_turns[1] != prefix or two_turns[3:] != [prefix, suffix]:
             raise _no_dialogue("it writes what was said before in another way later")
-        ids = [self._tokenizer.encode(part, add_special_tokens=False) for part in (before, after)]
+        ids = [self._tokenizer.encode(part, add_special_tokens=False) for part in (prefix, suffix)]
         if not ids[0] or ids[0][0] not in self.eos_ids:
             raise _no_dialogue("it puts no end token after an answer, so it has no roles")
         return tuple(ids[0][1:]), tuple(ids[1])
@@ -302,11 +306,11 @@ class Codec:
         Raises:
             ValueError: an id is outside the model's vocabulary.
         """
-        plain = [int(token) for token in ids]
-        if any(not 0 <= token < self.vocab_size for token in plain):
+        token_ids = [int(token) for token in ids]
+        if any(not 0 <= token < self.vocab_size for token in token_ids):
             raise ValueError(f"a token id is not below {self.vocab_size}")
         text: str = self._tokenizer.decode(
-            plain, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return text
 
@@ -315,10 +319,10 @@ class Codec:
 def _byte_of() -> Mapping[str, int]:
     """The bytes of the letters by which byte-level BPE writes them: printable ones of Latin-1 are
     themselves, the others letters from U+0100 on."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)).difference(plain))
-    return {chr(byte): byte for byte in plain} | {
-        chr(0x100 + place): byte for place, byte in enumerate(others)
+    printable_bytes = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    other_bytes = sorted(set(range(256)).difference(printable_bytes))
+    return {chr(byte): byte for byte in printable_bytes} | {
+        chr(0x100 + place): byte for place, byte in enumerate(other_bytes)
     }
 
 
@@ -328,14 +332,14 @@ def _cut(text: str, marks: Sequence[str]) -> list[str] | None:
     for mark in marks:
         if text.count(mark) != 1:
             return None
-        before, _, text = text.partition(mark)
-        parts.append(before)
+        part, _, text = text.partition(mark)
+        parts.append(part)
     return [*parts, text]
 
 
-def _no_dialogue(why: str) -> ModelError:
+def _no_dialogue(reason: str) -> ModelError:
     return ModelError(
-        f"this model's chat template cannot be continued with a reply ({why})",
+        f"this model's chat template cannot be continued with a reply ({reason})",
         "take a model that "
         "was trained for conversations, such as tiny-talk, or an environment of one turn",
     )
@@ -343,12 +347,12 @@ def _no_dialogue(why: str) -> ModelError:
 
 def _first_named(*candidates: object) -> list[int]:
     """All end tokens among `candidates`, each once, in their order."""
-    named: list[int] = []
+    end_ids: list[int] = []
     for candidate in candidates:
         for token in candidate if isinstance(candidate, list) else [candidate]:
-            if isinstance(token, int) and token not in named:
-                named.append(token)
-    return named
+            if isinstance(token, int) and token not in end_ids:
+                end_ids.append(token)
+    return end_ids
 
 
 def check_tokens(codec: Codec, group: RolloutGroup) -> Rejected | None:
@@ -367,16 +371,16 @@ def check_tokens(codec: Codec, group: RolloutGroup) -> Rejected | None:
 
 
 def _fault(codec: Codec, completion: Completion) -> str:
-    whole, begin = completion.token_ids.tolist(), 0
+    token_ids, begin = completion.token_ids.tolist(), 0
     for turn in completion.earlier:
-        fault = _turn_fault(codec, turn.text, whole[begin : turn.end], Finish.STOP)
+        fault = _turn_fault(codec, turn.text, token_ids[begin : turn.end], Finish.STOP)
         if fault:
             return fault
         begin = turn.end
-    return _turn_fault(codec, completion.text, whole[begin:], completion.finish)
+    return _turn_fault(codec, completion.text, token_ids[begin:], completion.finish)
 
 
-def _turn_fault(codec: Codec, said: str, ids: list[int], finish: Finish) -> str:
+def _turn_fault(codec: Codec, claimed_text: str, ids: list[int], finish: Finish) -> str:
     if finish is Finish.STOP and (not ids or ids.pop() not in codec.eos_ids):
         return "it stopped without an end token"
     if any(token in codec.special_ids or token in codec.eos_ids for token in ids):
@@ -385,4 +389,4 @@ def _turn_fault(codec: Codec, said: str, ids: list[int], finish: Finish) -> str:
         text = codec.decode(ids)
     except ValueError as error:
         return str(error)
-    return "" if text == said else "the ids do not spell the text"
+    return "" if text == claimed_text else "the ids do not spell the text"

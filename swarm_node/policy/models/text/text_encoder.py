@@ -25,32 +25,36 @@ class TextEncoder:
         from tokenizers import AddedToken, Tokenizer
 
         backend = tokenizer.backend_tokenizer
-        plain = Tokenizer(backend.model)  # the same model in memory, and no added tokens
+        plain_tokenizer = Tokenizer(backend.model)  # the same model in memory, and no added tokens
         template = str(tokenizer.chat_template or "")
-        added = tokenizer.added_tokens_decoder
-        flagged = {*tokenizer.all_special_ids}
+        added_tokens = tokenizer.added_tokens_decoder
+        special_ids = {*tokenizer.all_special_ids}
         #: Names by id.
         self._marks: dict[int, str] = {
             token: entry.content
-            for token, entry in added.items()
+            for token, entry in added_tokens.items()
             if entry.special
-            or token in flagged
-            or plain.token_to_id(entry.content) is None
+            or token in special_ids
+            or plain_tokenizer.token_to_id(entry.content) is None
             or entry.content in template
         }
         if backend.normalizer is not None:
-            plain.normalizer = backend.normalizer
+            plain_tokenizer.normalizer = backend.normalizer
         if backend.pre_tokenizer is not None:
-            plain.pre_tokenizer = backend.pre_tokenizer
-        plain.add_tokens([entry for token, entry in added.items() if token not in self._marks])
+            plain_tokenizer.pre_tokenizer = backend.pre_tokenizer
+        plain_tokenizer.add_tokens(
+            [entry for token, entry in added_tokens.items() if token not in self._marks]
+        )
         # Nobody can say these: they are drawn anew in every process.
         nonce = f"\ue000{secrets.token_hex(16)}"
         self._border = f"{nonce}\ue001"
-        plain.add_special_tokens([AddedToken(self._border, normalized=False, special=True)])
-        self._border_id = plain.token_to_id(self._border)
+        plain_tokenizer.add_special_tokens(
+            [AddedToken(self._border, normalized=False, special=True)]
+        )
+        self._border_id = plain_tokenizer.token_to_id(self._border)
         self._stand_in = f"{nonce}{{}}\ue002".format
         self._stand_ins = re.compile(f"{nonce}([0-9]+)\ue002")
-        self._tokenizer, self._plain = tokenizer, plain
+        self._tokenizer, self._plain = tokenizer, plain_tokenizer
 
     def text(self, text: str) -> list[int]:
         """Token ids of a text.
@@ -68,39 +72,41 @@ class TextEncoder:
         Raises:
             TypeError: a text has half a character (a lone surrogate).
         """
-        usual, found = self._encoded(render(texts))
-        hidden = render([_hidden(text, self._stand_in(n)) for n, text in enumerate(texts)])
-        _, marks = self._encoded(hidden)
+        direct_ids, all_marks = self._encoded(render(texts))
+        masked_text = render([_hidden(text, self._stand_in(n)) for n, text in enumerate(texts)])
+        _, marks = self._encoded(masked_text)
         # Two texts side by side can have a name together.
-        more = Counter(mark.token for mark in found) - Counter(mark.token for mark in marks)
-        if not more and not any(self._encoded(text)[1] for text in texts):
-            return usual
-        said = [text.strip() for text in texts]
-        borders = [0, *(place for mark in marks for place in mark[1:]), len(hidden)]
+        extra_marks = Counter(mark.token for mark in all_marks) - Counter(
+            mark.token for mark in marks
+        )
+        if not extra_marks and not any(self._encoded(text)[1] for text in texts):
+            return direct_ids
+        contents = [text.strip() for text in texts]
+        borders = [0, *(place for mark in marks for place in mark[1:]), len(masked_text)]
         parts = [
-            self._stand_ins.sub(lambda one: said[int(one[1])], hidden[begin:end])
+            self._stand_ins.sub(lambda match: contents[int(match[1])], masked_text[begin:end])
             for begin, end in zip(borders[::2], borders[1::2], strict=True)
         ]
         # In one go: some tokenizers treat the beginning of a text in another way than the rest.
         pieces = self._pieces(self._border.join(parts))
-        whole = next(pieces)
+        ids = next(pieces)
         for mark, piece in zip(marks, pieces, strict=True):
-            whole += [mark.token, *piece]
-        return whole
+            ids += [mark.token, *piece]
+        return ids
 
     def _encoded(self, text: str) -> tuple[list[int], list[_Mark]]:
         """The ids of a text as the tokenizer encodes it, and the marks that it finds there."""
-        found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        ids: list[int] = found["input_ids"]
-        places = zip(ids, found["offset_mapping"], strict=True)
+        encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids: list[int] = encoding["input_ids"]
+        places = zip(ids, encoding["offset_mapping"], strict=True)
         marks = [_Mark(token, *place) for token, place in places if token in self._marks]
         return ids, [mark for mark in marks if self._is_name(mark, text)]
 
     def _pieces(self, text: str) -> Iterator[list[int]]:
         """The ids of what stands between borders, without marks."""
-        encoded = self._plain.encode(text, add_special_tokens=False)
+        encoding = self._plain.encode(text, add_special_tokens=False)
         piece: list[int] = []
-        for token, place in zip(encoded.ids, encoded.offsets, strict=True):
+        for token, place in zip(encoding.ids, encoding.offsets, strict=True):
             if token == self._border_id:
                 yield piece
                 piece = []

@@ -62,10 +62,12 @@ class FileTransfer(WeightTransferEngine[FileInit, FileUpdate]):  # type: ignore[
     def finish_weight_update(self) -> None:
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_tied_head(self.model)
-        moved = self._places.items() - places(self.model).items()
-        if moved:
+        moved_weights = self._places.items() - places(self.model).items()
+        if moved_weights:
             # CUDA graphs still read the old addresses. The canary runs none of them.
-            raise ModelError(f"a reload moved weights, such as {min(moved)[0]}: restart the engine")
+            raise ModelError(
+                f"a reload moved weights, such as {min(moved_weights)[0]}: restart the engine"
+            )
         if self.device.type == "cuda":
             # The reload held a whole embedding twice.
             torch.cuda.empty_cache()
@@ -98,8 +100,8 @@ class WorkerExtension:
 
     def swarm_base(self) -> list[int]:
         """See `EngineStarted`."""
-        found: list[int] = getattr(self.model_runner.get_model(), "swarm_base", [0, 0])
-        return found
+        sizes: list[int] = getattr(self.model_runner.get_model(), "swarm_base", [0, 0])
+        return sizes
 
 
 if BACKEND not in WeightTransferEngineFactory._registry:

@@ -118,8 +118,10 @@ class EnginePlan:
     @property
     def ways_out(self) -> str:
         """Advice to the user about an engine that keeps failing."""
-        older = "try vLLM's older model runner (VLLM_USE_V2_MODEL_RUNNER=0 in the environment) "
-        return older * self.on_gpu + "or use `--sampler torch`"
+        alternative = (
+            "try vLLM's older model runner (VLLM_USE_V2_MODEL_RUNNER=0 in the environment) "
+        )
+        return alternative * self.on_gpu + "or use `--sampler torch`"
 
     @property
     def on_gpu(self) -> bool:
@@ -150,7 +152,7 @@ class Deadlines:
 def plan_engine(
     model: ModelConfig,
     *,
-    where: Placement,
+    placement: Placement,
     max_rows: int,
     max_new_tokens: int,
     lora_rank: int = 0,
@@ -159,7 +161,7 @@ def plan_engine(
     nf4: bool = False,
     shares_base: bool = False,
 ) -> EnginePlan:
-    """A plan for `model` on the machine where a trainer computes at `where`.
+    """A plan for `model` on the machine where a trainer computes at `placement`.
 
     On a CPU, the cache of keys and values holds what `max_rows` answers with short prompts need,
     within 32 MiB and 1 GiB, and one sequence at least. On CUDA its size is that in `share`, from a
@@ -169,23 +171,27 @@ def plan_engine(
         ModelError: no kernel fits the model's heads, the rank is more than vLLM takes, or four bits
             are wanted in another type than bfloat16, which the plug-in cannot.
     """
-    if nf4 and where.products != "bfloat16":
+    if nf4 and placement.products != "bfloat16":
         raise ModelError(_NF4_NEEDS_BFLOAT16)
-    dtype = where.products
-    head = _head_size(model, where.device)
-    rank = next((known for known in _LORA_RANKS if known >= lora_rank), None) if lora_rank else 0
+    dtype = placement.products
+    head = _head_size(model, placement.device)
+    rank = (
+        next((candidate for candidate in _LORA_RANKS if candidate >= lora_rank), None)
+        if lora_rank
+        else 0
+    )
     if rank is None:
         raise ModelError(f"training.lora_rank: vLLM takes {_LORA_RANKS[-1]} at most")
     length = min(model.max_position_embeddings, _PROMPT_ROOM + max_new_tokens)
     token = 2 * model.num_hidden_layers * model.num_key_value_heads * head
     token *= 4 if dtype == "float32" else 2
-    longest = token * (length + 128)  # whole blocks
+    sequence_bytes = token * (length + 128)  # whole blocks
     kv_bytes = None
-    if where.device == "cpu":
+    if placement.device == "cpu":
         typical = max_rows * token * min(length, 256 + max_new_tokens)
-        kv_bytes = max(longest, min(max(typical, 32 * _MIB), 1024 * _MIB))
+        kv_bytes = max(sequence_bytes, min(max(typical, 32 * _MIB), 1024 * _MIB))
     plan = EnginePlan(
-        *(where.device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads),
+        *(placement.device, dtype, length, max_rows, kv_bytes, _GPU_SHARE, head, rank, threads),
         nf4=nf4,
         shares_base=shares_base,
     )
@@ -268,9 +274,10 @@ def _decoding_graphs(plan: EnginePlan) -> dict[str, Any]:
     }
 
 
-def engine_environment(plan: EnginePlan, visible: str | None = None) -> Mapping[str, str]:
-    """Environment variables for the engine's process. `visible` lists the GPUs that this process
-    sees (CUDA_VISIBLE_DEVICES) if not all. The engine downloads nothing and reports nothing."""
+def engine_environment(plan: EnginePlan, visible_gpus: str | None = None) -> Mapping[str, str]:
+    """Environment variables for the engine's process. `visible_gpus` lists the GPUs that this
+    process sees (CUDA_VISIBLE_DEVICES) if not all. The engine downloads nothing and reports
+    nothing."""
     variables = {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -285,7 +292,7 @@ def engine_environment(plan: EnginePlan, visible: str | None = None) -> Mapping[
         # vLLM takes the first GPUs that it sees.
         first = int(plan.device.removeprefix("cuda:"))
         gpus = range(first, first + plan.tensor_parallel)
-        names = visible.split(",") if visible else None
+        names = visible_gpus.split(",") if visible_gpus else None
         variables["CUDA_VISIBLE_DEVICES"] = ",".join(names[n] if names else str(n) for n in gpus)
         # Its processes meet on the loopback interface.
         variables |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
@@ -311,35 +318,35 @@ def installed_vllm() -> VllmBuild | None:
 
 
 def choose_engine(
-    wanted: Literal["torch", "vllm", "auto"], device: str, build: VllmBuild | None
+    setting: Literal["torch", "vllm", "auto"], device: str, build: VllmBuild | None
 ) -> EngineChoice:
-    """The engine for `sampling.engine` = `wanted` where a trainer computes on `device` ("cpu" or
+    """The engine for `sampling.engine` = `setting` where a trainer computes on `device` ("cpu" or
     "cuda:N"), with the installed `build` of vLLM.
 
     Raises:
         ModelError: vLLM is wanted, and not installed or built for another device.
     """
     on_cpu = device == "cpu"
-    if wanted == "torch":
+    if setting == "torch":
         return EngineChoice(False, 'sampling.engine is "torch"')
-    if wanted == "auto" and on_cpu:
+    if setting == "auto" and on_cpu:
         return EngineChoice(False, "the node computes on the CPU")
     if build is None:
-        why = "vLLM is not installed"
+        reason = "vLLM is not installed"
     elif build.on_cpu == on_cpu:
         return EngineChoice(True, f"built for the {'CPU' if on_cpu else 'GPU'}")
     else:
-        built = "the CPU only" if build.on_cpu else "GPUs"
-        why = f"the installed {build} is built for {built}"
-    if wanted == "auto":
-        return EngineChoice(False, why)
+        target = "the CPU only" if build.on_cpu else "GPUs"
+        reason = f"the installed {build} is built for {target}"
+    if setting == "auto":
+        return EngineChoice(False, reason)
     if on_cpu:
         remedy = "see docs/engines.md for the CPU build"
     else:
         remedy = f"run {_INSTALL if build is None else INSTALL_CUDA}"
     raise ModelError(
-        f'sampling.engine = "vllm" needs vllm {VLLM_VERSION} that computes on {device}, and {why}: '
-        f"{remedy}, or take the built-in sampler with `--sampler torch`"
+        f'sampling.engine = "vllm" needs vllm {VLLM_VERSION} that computes on {device}, and '
+        f"{reason}: {remedy}, or take the built-in sampler with `--sampler torch`"
     )
 
 
@@ -368,13 +375,13 @@ def can_share(model: ModelConfig, device: str) -> bool:
 
 
 def _head_size(model: ModelConfig, device: str) -> int:
-    own = model.head_dim
-    if device != "cpu" or own in _CPU_HEADS:
-        return own
-    larger = next((size for size in _CPU_HEADS if size % own == 0), None)
+    head_dim = model.head_dim
+    if device != "cpu" or head_dim in _CPU_HEADS:
+        return head_dim
+    padded_dim = next((size for size in _CPU_HEADS if size % head_dim == 0), None)
     # The padding's zeros would count in the mean by which a head is normalised.
-    if larger is None or model.family.head_norms or not model.native:
+    if padded_dim is None or model.family.head_norms or not model.native:
         raise ModelError(
-            f"vLLM on a CPU cannot take attention heads of {own}", "use `--sampler torch`"
+            f"vLLM on a CPU cannot take attention heads of {head_dim}", "use `--sampler torch`"
         )
-    return larger
+    return padded_dim

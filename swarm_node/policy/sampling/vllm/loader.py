@@ -57,28 +57,32 @@ class BaseLoader(BaseModelLoader):  # type: ignore[misc]
         """See `BaseModelLoader.load_model`."""
         model = super().load_model(*args, **kwargs)
         # Not before: vLLM may put something else in a weight's place after it is loaded.
-        theirs = {name for name, one in model.named_parameters() if _place(one) == self._place}
-        shared = sum(size for name, size in self._sizes.items() if name in theirs)
-        model.swarm_base = [shared, sum(self._sizes.values()) - shared]
+        shared_names = {
+            name for name, parameter in model.named_parameters() if _place(parameter) == self._place
+        }
+        shared_bytes = sum(size for name, size in self._sizes.items() if name in shared_names)
+        model.swarm_base = [shared_bytes, sum(self._sizes.values()) - shared_bytes]
         return model
 
 
 def _adopt(model: Any, base: CausalLM) -> Iterator[tuple[str, int]]:
     """vLLM's name and the bytes of every parameter, once it has its values: in the memory of `base`
     where that is laid out as vLLM wants it."""
-    fused = {part: whole for whole, of in model.packed_modules_mapping.items() for part in of}
+    fused_names = {
+        part: fused_name for fused_name, of in model.packed_modules_mapping.items() for part in of
+    }
     parameters = dict(model.named_parameters())
     for own_name, weight in base.named_parameters():
         parts = dict(hf_parts(base.config, own_name, weight))
-        name = ".".join(fused.get(word, word) for word in next(iter(parts)).split("."))
+        name = ".".join(fused_names.get(word, word) for word in next(iter(parts)).split("."))
         parameter = parameters.pop(name, None)
         if parameter is None:
             raise ModelError(f"vLLM has no {name}", "take `--sampler torch`")
         parameter.data = torch.zeros(parameter.shape, dtype=parameter.dtype, device=weight.device)
         model.load_weights(parts.items())
         yield name, parameter.nbytes
-        same = parameter.dtype == weight.dtype and parameter.shape == weight.shape
-        if same and torch.equal(parameter, weight):
+        is_compatible = parameter.dtype == weight.dtype and parameter.shape == weight.shape
+        if is_compatible and torch.equal(parameter, weight):
             parameter.data = weight.data
             if weight.device.type == "cpu":
                 _multiply_unpacked(model, parameter)

@@ -130,22 +130,22 @@ def wanted(request: SampleRequest, rows: Sequence[Row]) -> tuple[Sample, list[in
         )
         for place in places
     ]
-    asked = Sample(
+    message = Sample(
         *(list(request.prompt_ids), request.temperature, starts, int(request.guest)),
         top_p=request.top_p,
         ranked=request.ranked,
     )
-    return asked, places
+    return message, places
 
 
 def ranking_of(end: RowEnd) -> Ranking | None:
     """The row's `Ranking`."""
     if end.ranking is None:
         return None
-    sampled, ids, logprobs = end.ranking
-    shape = (len(sampled) // 4, -1) if sampled else (0, 0)
+    sampled_bytes, ids, logprobs = end.ranking
+    shape = (len(sampled_bytes) // 4, -1) if sampled_bytes else (0, 0)
     return Ranking(
-        np.frombuffer(sampled, np.float32),
+        np.frombuffer(sampled_bytes, np.float32),
         np.frombuffer(ids, np.uint32).reshape(shape),
         np.frombuffer(logprobs, np.float32).reshape(shape),
     )

@@ -202,9 +202,9 @@ class VllmSampler:
     def check(self, request: SampleRequest) -> None:
         """See `check_request`; vLLM must not refuse it either."""
         check_request(request, self._model.vocab_size, self._plan.max_model_len)
-        refused = self.refusal(request)
-        if refused:
-            raise ModelError(refused)
+        reason = self.refusal(request)
+        if reason:
+            raise ModelError(reason)
 
     def refusal(self, request: SampleRequest) -> str:
         """See `SelectiveSampler.refusal`. The engine's log-probs are those of the distribution that
@@ -212,8 +212,8 @@ class VllmSampler:
         likeliest token and states log-probs at 1."""
         if request.temperature > MAX_TEMPERATURE:
             return f"vLLM takes a temperature of {MAX_TEMPERATURE:g} at most"
-        own = request.temperature == 0 or (request.temperature == 1 and request.top_p == 1)
-        if request.ranked is None or own:
+        is_supported = request.temperature == 0 or (request.temperature == 1 and request.top_p == 1)
+        if request.ranked is None or is_supported:
             return ""
         return "vLLM gives log-probs at a temperature of 0, or of 1 with a top_p of 1"
 
@@ -222,21 +222,25 @@ class VllmSampler:
         return finished(row, self._codec.decode)
 
     async def complete(
-        self, request: SampleRequest, begun: Sequence[Row] = (), cut: asyncio.Event | None = None
+        self,
+        request: SampleRequest,
+        partial_rows: Sequence[Row] = (),
+        stop_event: asyncio.Event | None = None,
     ) -> list[Row]:
-        """The rows of one request, going on from `begun` where given. When `cut` is set, it returns
-        at once with what it has: rows whose `finish` is None can be given back as `begun`.
+        """The rows of one request, going on from `partial_rows` where given. When `stop_event` is
+        set, it returns at once with what it has: rows whose `finish` is None can be given back as
+        `partial_rows`.
 
         Raises:
             ModelError, EngineError: see `sample`.
         """
-        rows = list(begun) or [Row.empty() for _ in range(request.n)]
+        rows = list(partial_rows) or [Row.empty() for _ in range(request.n)]
         if not self._life:
             raise ModelError("the sampler has no weights yet: load them first")
-        while any(row.finish is None for row in rows) and not (cut and cut.is_set()):
+        while any(row.finish is None for row in rows) and not (stop_event and stop_event.is_set()):
             life = self._life
             try:
-                rows = await self._attempt(request, rows, cut)
+                rows = await self._attempt(request, rows, stop_event)
             except ChildError as error:
                 if isinstance(error, ReportedError) and self._child.alive:
                     raise ModelError(str(error)) from error  # a restart would not help
@@ -259,11 +263,11 @@ class VllmSampler:
         if self._plan.shares_base and not is_adapter:
             raise ModelError("whole weights would overwrite the base that the trainer shares")
         canary = read_canary(weights / ADAPTER_FILE if is_adapter else weights)
-        given = _Weights(weights, version, canary, is_adapter)
+        new_weights = _Weights(weights, version, canary, is_adapter)
         if is_adapter:
-            self._adapter = given
+            self._adapter = new_weights
         else:
-            self._base, self._adapter = given, None
+            self._base, self._adapter = new_weights, None
         life = self._life
         self._awake.set()
         if self._plan.shares_base and base_index(weights.parent) != self._shared:
@@ -272,7 +276,7 @@ class VllmSampler:
             await self._repair(life, None)
             return
         try:
-            await self._take(given, first=False)
+            await self._take(new_weights, first=False)
         except ChildError as error:
             await self._repair(life, error)
 
@@ -302,8 +306,8 @@ class VllmSampler:
         Raises:
             ChildError: it is not running.
         """
-        counted = await self._child.call(Count(), Counted, patience=self._deadlines.sync)
-        return asdict(counted)
+        counters = await self._child.call(Count(), Counted, patience=self._deadlines.sync)
+        return asdict(counters)
 
     async def close(self) -> None:
         """Kill the engine; nothing in it is worth keeping."""
@@ -311,18 +315,20 @@ class VllmSampler:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     async def _attempt(
-        self, request: SampleRequest, rows: list[Row], cut: asyncio.Event | None
+        self, request: SampleRequest, rows: list[Row], stop_event: asyncio.Event | None
     ) -> list[Row]:
-        asked, places = wanted(request, rows)
+        message, places = wanted(request, rows)
         self._rows += len(places)
         patience = None  # own rows come first, however long that takes
         if not request.guest:
             patience = self._deadlines.of_group(self._rows, self._plan.max_rows)
         try:
-            reply = await self._child.call(asked, SampledRows, patience=patience, cut=cut)
+            reply = await self._child.call(
+                message, SampledRows, patience=patience, stop_event=stop_event
+            )
         finally:
             self._rows -= len(places)
-        rows, before = list(rows), [len(row.token_ids) for row in rows]
+        rows, lengths = list(rows), [len(row.token_ids) for row in rows]
         for place, new in zip(places, reply.rows, strict=True):
             rows[place] = extended(
                 rows[place],
@@ -333,8 +339,8 @@ class VllmSampler:
                 ranking_of(new),
             )
             if not request.guest:
-                ended = rows[place].finish is not None
-                self._progress.add(len(rows[place].token_ids) - before[place], int(ended))
+                is_ended = rows[place].finish is not None
+                self._progress.add(len(rows[place].token_ids) - lengths[place], int(is_ended))
         return rows
 
     async def _take(self, weights: _Weights, *, first: bool) -> None:
@@ -356,7 +362,7 @@ class VllmSampler:
         )
         differences: list[float] = []
         while True:
-            started = loop.time()
+            start = loop.time()
             reply = await self._child.call(request, Loaded, patience=patience)
             if canary is None:
                 return
@@ -365,17 +371,17 @@ class VllmSampler:
             if decision == "taken":
                 break
             self._faults["canary"] += 1
-            why = (
+            reason = (
                 f"the engine says something else than the trainer of version {weights.version}: "
                 f"mean difference of log-probs {differences[-1]:.2g}, "
                 f"allowed {self._plan.tolerance:g}"
             )
             if decision == "restart":
-                raise ChildError(why)
-            _log.warning("loading the weights again", error=why)
+                raise ChildError(reason)
+            _log.warning("loading the weights again", error=reason)
         self._version = weights.version
-        taken = loop.time() - started
-        self.last_sync = Sync(weights.version, taken, reply.paused, differences[-1])
+        duration = loop.time() - start
+        self.last_sync = Sync(weights.version, duration, reply.paused, differences[-1])
 
     async def _repair(self, life: int, error: ChildError | None) -> None:
         """Start the engine anew with the newest weights, unless another call did since `life`.
@@ -403,10 +409,10 @@ class VllmSampler:
                     )
                 try:
                     await self._start()
-                except ChildError as again:
-                    error = again
+                except ChildError as failure:
+                    error = failure
                     if self._plan.overlaps:  # whatever starts stays
-                        self._in_turn = "" if self._in_turn else str(again)
+                        self._in_turn = "" if self._in_turn else str(failure)
                     continue
                 if self._in_turn:
                     _log.warning("vLLM runs without async scheduling", reason=self._in_turn)
@@ -415,19 +421,19 @@ class VllmSampler:
 
     async def _start(self) -> None:
         assert self._base is not None
-        weights, shared = self._base.path if self._plan.nf4 else None, None
+        weights, base_dir = self._base.path if self._plan.nf4 else None, None
         write_view(self._model, self._padding, self._scratch, weights)
         if self._plan.shares_base:
             assert self._adapter is not None
-            shared = self._adapter.path.parent
-            self._shared = base_index(shared)
+            base_dir = self._adapter.path.parent
+            self._shared = base_index(base_dir)
             if not self._shared:
-                raise ModelError(f"the trainer shares no base in {shared}")
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        await self._child.start(env=engine_environment(self._plan, visible))
+                raise ModelError(f"the trainer shares no base in {base_dir}")
+        visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+        await self._child.start(env=engine_environment(self._plan, visible_gpus))
         plan = replace(self._plan, async_scheduling=False) if self._in_turn else self._plan
         start = StartEngine(
-            engine_arguments(plan, self._scratch, base=shared),
+            engine_arguments(plan, self._scratch, base=base_dir),
             heads=(self._padding.own, self._padding.padded),
             scratch=str(self._scratch),
             stop_ids=sorted(self._codec.eos_ids),
@@ -437,9 +443,9 @@ class VllmSampler:
         )
         if self.last_start.copied:
             self._faults["base_copied"] += 1
-            what = "vLLM holds copies of weights that it cannot share with the trainer"
-            _log.warning(what, **asdict(self.last_start))
-        if not (self._plan.nf4 or shared):
+            message = "vLLM holds copies of weights that it cannot share with the trainer"
+            _log.warning(message, **asdict(self.last_start))
+        if not (self._plan.nf4 or base_dir):
             await self._take(self._base, first=True)
         if self._adapter is not None:
             await self._take(self._adapter, first=True)

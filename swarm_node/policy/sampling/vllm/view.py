@@ -49,16 +49,16 @@ class HeadPadding:
     def _rotary_rows(self, tensor: Tensor) -> Tensor:
         """[heads * d, ...] to [heads * D, ...]; each half of a head spreads over a padded half."""
         rest, step = tensor.shape[1:], self.padded // self.own
-        wide = tensor.new_zeros(tensor.shape[0] // self.own, 2, self.padded // 2, *rest)
-        wide[:, :, ::step] = tensor.reshape(-1, 2, self.own // 2, *rest)
-        return wide.reshape(-1, *rest)
+        padded_rows = tensor.new_zeros(tensor.shape[0] // self.own, 2, self.padded // 2, *rest)
+        padded_rows[:, :, ::step] = tensor.reshape(-1, 2, self.own // 2, *rest)
+        return padded_rows.reshape(-1, *rest)
 
     def _plain_rows(self, tensor: Tensor) -> Tensor:
         """[heads * d, ...] to [heads * D, ...]; zeros follow each head."""
         rest = tensor.shape[1:]
-        wide = tensor.new_zeros(tensor.shape[0] // self.own, self.padded, *rest)
-        wide[:, : self.own] = tensor.reshape(-1, self.own, *rest)
-        return wide.reshape(-1, *rest)
+        padded_rows = tensor.new_zeros(tensor.shape[0] // self.own, self.padded, *rest)
+        padded_rows[:, : self.own] = tensor.reshape(-1, self.own, *rest)
+        return padded_rows.reshape(-1, *rest)
 
 
 def _module_and_kind(name: str) -> tuple[str, str]:
@@ -110,10 +110,10 @@ def pad_adapter(source: Path, padding: HeadPadding, target: Path) -> Path:
         return source
     target.mkdir(mode=0o700, exist_ok=True)
     with torch.no_grad():
-        padded = {
+        tensors = {
             name: padding.pad(name, tensor).contiguous()
             for name, tensor in load_file(source / ADAPTER_FILE).items()
         }
-    save_file(padded, target / ADAPTER_FILE)
+    save_file(tensors, target / ADAPTER_FILE)
     (target / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
     return target

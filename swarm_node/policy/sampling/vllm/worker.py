@@ -68,7 +68,7 @@ class EngineWorker:
         self._samples = itertools.count(1)
         self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0}
 
-    async def handle(self, request: Request, cut: asyncio.Event) -> Reply:
+    async def handle(self, request: Request, stop_event: asyncio.Event) -> Reply:
         """The reply to one request.
 
         Raises:
@@ -80,7 +80,7 @@ class EngineWorker:
             raise ValueError("the first request must be Start")
         match request:
             case Sample():
-                return await self._sample(self._engine, request, cut)
+                return await self._sample(self._engine, request, stop_event)
             case Load():
                 return await self._load(self._engine, request)
             case Rest():
@@ -90,8 +90,8 @@ class EngineWorker:
                 return Rested()
             case Count():
                 core, *_ = await self._engine.collective_rpc("swarm_pid")
-                unfinished = self._engine.get_num_unfinished_requests()
-                return Counted(core, unfinished, **self._counts)
+                pending_count = self._engine.get_num_unfinished_requests()
+                return Counted(core, pending_count, **self._counts)
 
     async def _start(self, request: StartEngine) -> EngineStarted:
         self._padding = HeadPadding(*request.heads)
@@ -119,10 +119,10 @@ class EngineWorker:
             adapter = None
             if request.is_adapter:
                 adapter = pad_adapter(path, self._padding, self._scratch / "adapter")
-            started = time.monotonic()
+            start = time.monotonic()
             # A request names its adapter for good: with another or none, it must be asked again.
-            switched = (adapter is None) != (self._lora is None)
-            await engine.pause_generation(mode="abort" if switched else "keep", clear_cache=True)
+            is_switched = (adapter is None) != (self._lora is None)
+            await engine.pause_generation(mode="abort" if is_switched else "keep", clear_cache=True)
             if self._asleep:
                 await engine.wake_up(["weights"])
             if adapter is None:
@@ -141,18 +141,18 @@ class EngineWorker:
             cleared = await engine.reset_prefix_cache(reset_running_requests=True)
             # Nothing runs now, so the canary waits for no place. Interrupted rows are back in the
             # queue, where the canary's priority is higher.
-            asked = await self._ask(engine, request.canary)
+            canary_rows = await self._ask(engine, request.canary)
             if self._asleep:
                 await engine.wake_up(["kv_cache"])
                 self._asleep = False
             await engine.resume_generation()
-            paused = time.monotonic() - started
-            measured = [await _logprob(row, token) for token, row in asked]
+            pause_seconds = time.monotonic() - start
+            logprobs = [await _logprob(row, token) for token, row in canary_rows]
             if not cleared:
-                measured = []
-            if difference(request.expected, measured) <= request.tolerance:
+                logprobs = []
+            if difference(request.expected, logprobs) <= request.tolerance:
                 self._trusted.set()
-            return Loaded(measured, paused)
+            return Loaded(logprobs, pause_seconds)
 
     async def _ask(
         self, engine: AsyncLLM, ids: list[int]
@@ -183,7 +183,9 @@ class EngineWorker:
             if place
         ]
 
-    async def _sample(self, engine: AsyncLLM, request: Sample, cut: asyncio.Event) -> SampledRows:
+    async def _sample(
+        self, engine: AsyncLLM, request: Sample, stop_event: asyncio.Event
+    ) -> SampledRows:
         number = next(self._samples)
         names = [f"{number}-{index}" for index in range(len(request.rows))]
 
@@ -196,14 +198,14 @@ class EngineWorker:
                     )
                 )
             finally:
-                cut.set()  # ends `_abort_when`, which then has nothing to abort
+                stop_event.set()  # ends `_abort_when`, which then has nothing to abort
 
-        done, _ = await asyncio.gather(complete(), _abort_when(cut, engine, names))
+        row_ends, _ = await asyncio.gather(complete(), _abort_when(stop_event, engine, names))
         await self._trusted.wait()
-        return SampledRows(list(done))
+        return SampledRows(list(row_ends))
 
     async def _row(self, engine: AsyncLLM, name: str, request: Sample, row: RowStart) -> RowEnd:
-        begun = np.frombuffer(row.begun, np.uint32).tolist()
+        prefix_ids = np.frombuffer(row.begun, np.uint32).tolist()
         try:
             parameters = SamplingParams(
                 max_tokens=row.room,
@@ -219,23 +221,26 @@ class EngineWorker:
             )
         except VLLMValidationError as error:
             raise ModelError(f"vLLM refuses the request: {error}") from error
-        ids = [*request.prompt, *begun]
+        ids = [*request.prompt, *prefix_ids]
         output = await self._generate(engine, ids, parameters, name, request.priority)
-        (done,) = output.outputs
+        (completion,) = output.outputs
         self._counts["prompt_tokens"] += len(output.prompt_token_ids or [])
         self._counts["cached_tokens"] += output.num_cached_tokens or 0
-        self._counts["sampled_tokens"] += len(done.token_ids)
-        logprobs = np.asarray(_sampled_logprobs(done), np.float32)
+        self._counts["sampled_tokens"] += len(completion.token_ids)
+        logprobs = np.asarray(_sampled_logprobs(completion), np.float32)
         if not np.isfinite(logprobs).all():
             raise ModelError("the engine gave a log-prob that is not finite")
         end = RowEnd(
-            np.asarray(done.token_ids, np.uint32).tobytes(),
+            np.asarray(completion.token_ids, np.uint32).tobytes(),
             logprobs.tobytes(),
-            [(int(span.version), span.start, span.end) for span in done.weight_versions or []],
-            done.finish_reason or "",
+            [
+                (int(span.version), span.start, span.end)
+                for span in completion.weight_versions or []
+            ],
+            completion.finish_reason or "",
         )
         if request.ranked is not None:
-            end = _ranked(end, done, request.ranked)
+            end = _ranked(end, completion, request.ranked)
         if request.temperature == 0:  # vLLM states them at a temperature of 1
             end = replace(end, logprobs=bytes(len(end.logprobs)))
         return end
@@ -257,9 +262,9 @@ class EngineWorker:
         return last
 
 
-async def _abort_when(cut: asyncio.Event, engine: AsyncLLM, names: list[str]) -> None:
-    """End these rows of the engine once `cut` is set."""
-    await cut.wait()
+async def _abort_when(stop_event: asyncio.Event, engine: AsyncLLM, names: list[str]) -> None:
+    """End these rows of the engine once `stop_event` is set."""
+    await stop_event.wait()
     await engine.abort(names)
 
 
@@ -267,31 +272,33 @@ async def _logprob(row: RequestOutputCollector, token: int) -> float:
     """The log-prob of `token`, which was requested by name, at the one position of a row."""
     output = await row.get()
     assert isinstance(output, RequestOutput)
-    (done,) = output.outputs
-    assert done.logprobs is not None
-    return float(done.logprobs[0][token].logprob)
+    (completion,) = output.outputs
+    assert completion.logprobs is not None
+    return float(completion.logprobs[0][token].logprob)
 
 
-def _ranked(row: RowEnd, done: CompletionOutput, count: int) -> RowEnd:
+def _ranked(row: RowEnd, completion: CompletionOutput, count: int) -> RowEnd:
     """`row` with the `count` likeliest tokens of each place. It is cut, as if it was interrupted,
     where they are missing: in a step that has a row of the canary, vLLM's sampler for CPUs ranks
     for nobody."""
-    given, ids, logprobs, places = done.logprobs, list[int](), list[float](), 0
-    for start, end in zip(given.start_indices, given.end_indices, strict=True) if given else ():
-        found = slice(start + 1, min(end, start + 1 + count))
-        if len(given.token_ids[found]) < count or not all(
-            map(math.isfinite, given.logprobs[found])
+    entries, ids, logprobs, places = completion.logprobs, list[int](), list[float](), 0
+    for start, end in (
+        zip(entries.start_indices, entries.end_indices, strict=True) if entries else ()
+    ):
+        window = slice(start + 1, min(end, start + 1 + count))
+        if len(entries.token_ids[window]) < count or not all(
+            map(math.isfinite, entries.logprobs[window])
         ):
             break
-        ids += given.token_ids[found]
-        logprobs += given.logprobs[found]
+        ids += entries.token_ids[window]
+        logprobs += entries.logprobs[window]
         places += 1
     spans = [(version, start, min(end, places)) for version, start, end in row.spans]
     return RowEnd(
         row.ids[: 4 * places],
         row.logprobs[: 4 * places],
         [span for span in spans if span[1] < span[2]],
-        row.finish if places == len(done.token_ids) else "abort",
+        row.finish if places == len(completion.token_ids) else "abort",
         (
             row.logprobs[: 4 * places],
             np.asarray(ids, np.uint32).tobytes(),
@@ -300,11 +307,11 @@ def _ranked(row: RowEnd, done: CompletionOutput, count: int) -> RowEnd:
     )
 
 
-def _sampled_logprobs(done: CompletionOutput) -> list[float]:
+def _sampled_logprobs(completion: CompletionOutput) -> list[float]:
     """Log-probs of the sampled tokens alone: each is the first of its position. Padding may follow
     it if a canary's row was in the same batch."""
-    given = done.logprobs
-    return [] if given is None else [given.logprobs[start] for start in given.start_indices]
+    entries = completion.logprobs
+    return [] if entries is None else [entries.logprobs[start] for start in entries.start_indices]
 
 
 if __name__ == "__main__":

@@ -83,10 +83,10 @@ class TrainingState:
 def save(
     root: Path,
     state: TrainingState,
-    keep: int = KEPT_CHECKPOINTS,
+    limit: int = KEPT_CHECKPOINTS,
     free: Callable[[Path], int] = free_disk,
 ) -> Path:
-    """Save `state` under `root` and keep the newest `keep` checkpoints, the new one included. If
+    """Save `state` under `root` and keep the newest `limit` checkpoints, the new one included. If
     `free` shows too little room for that, fewer are kept: at least the one before it.
 
     Only one thread at a time may write under `root`.
@@ -95,14 +95,14 @@ def save(
         CheckpointError: `state.extra` is too large, or the disk refused. The newest checkpoint
             before it is still there.
     """
-    temporary = root / (_WRITING + state.name)
+    staging = root / (_WRITING + state.name)
     try:
         make_private(root)
         remove_leftovers(root)
-        _make_room(root, keep, lambda: free(root) < state.bytes)
-        temporary.mkdir(mode=0o700)
-        _write_files(temporary, state)
-        _move_into_place(temporary, root / state.name)
+        _make_room(root, limit, lambda: free(root) < state.bytes)
+        staging.mkdir(mode=0o700)
+        _write_files(staging, state)
+        _move_into_place(staging, root / state.name)
     except (OSError, SafetensorError) as error:
         # safetensors gives what the disk says in an error of its own.
         raise CheckpointError(
@@ -111,7 +111,7 @@ def save(
             "free space there",
         ) from error
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)  # half a checkpoint would fill the disk
+        shutil.rmtree(staging, ignore_errors=True)  # half a checkpoint would fill the disk
     return root / state.name
 
 
@@ -138,21 +138,21 @@ def read(path: Path) -> TrainingState:
 def remove_leftovers(root: Path) -> None:
     """Finish or undo what a killed writer left under `root`."""
     for path in root.glob(_REPLACED + "*"):
-        original = root / path.name.removeprefix(_REPLACED)
-        if original.exists():
+        target = root / path.name.removeprefix(_REPLACED)
+        if target.exists():
             shutil.rmtree(path)
         else:
-            path.rename(original)
+            path.rename(target)
     for path in root.glob(_WRITING + "*"):
         shutil.rmtree(path)
 
 
-def _make_room(root: Path, keep: int, short: Callable[[], bool]) -> None:
-    """Remove the checkpoints that a new one replaces. While the disk is `short` of room, remove
-    further old ones, but never the newest."""
-    older = checkpoints(root)[1:]
-    for age, path in reversed(list(enumerate(older, start=2))):
-        if age >= keep or short():
+def _make_room(root: Path, limit: int, is_short: Callable[[], bool]) -> None:
+    """Remove the checkpoints that a new one replaces. While the disk is short of room (`is_short`),
+    remove further old ones, but never the newest."""
+    old_paths = checkpoints(root)[1:]
+    for age, path in reversed(list(enumerate(old_paths, start=2))):
+        if age >= limit or is_short():
             shutil.rmtree(path)
 
 
@@ -166,12 +166,12 @@ def _write_files(directory: Path, state: TrainingState) -> None:
         "extra": dict(state.extra),
         "own_answers": state.own_answers,
     }
-    packed = msgpack.packb(rest)
-    if len(packed) > MAX_STATE_BYTES:
+    payload = msgpack.packb(rest)
+    if len(payload) > MAX_STATE_BYTES:
         raise CheckpointError(f"the extra state must stay below {MAX_STATE_BYTES} bytes: shrink it")
     save_file(dict(state.weights), directory / MODEL)
     save_file(dict(state.optimizer), directory / OPTIMIZER)
-    (directory / STATE).write_bytes(packed)
+    (directory / STATE).write_bytes(payload)
     files = {
         name: {"size": (directory / name).stat().st_size, "sha256": sha256(directory / name)}
         for name in FILES
@@ -182,14 +182,14 @@ def _write_files(directory: Path, state: TrainingState) -> None:
     sync(directory)
 
 
-def _move_into_place(temporary: Path, target: Path) -> None:
-    """Rename `temporary` to `target`. A checkpoint of the same version is renamed first, because a
+def _move_into_place(staging: Path, target: Path) -> None:
+    """Rename `staging` to `target`. A checkpoint of the same version is renamed first, because a
     directory cannot be replaced in one step. If the process is killed in between,
     `remove_leftovers` restores it."""
     aside = target.with_name(_REPLACED + target.name)
     if target.exists():
         target.rename(aside)
-    temporary.rename(target)
+    staging.rename(target)
     sync(target.parent)
     if aside.exists():
         shutil.rmtree(aside)

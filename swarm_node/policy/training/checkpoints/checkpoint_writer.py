@@ -87,12 +87,12 @@ class CheckpointWriter:
 
     def _write(self, state: TrainingState, copy: bool) -> Path:
         try:
-            mine = state.copied() if copy else state
+            snapshot = state.copied() if copy else state
         except (MemoryError, RuntimeError) as error:  # torch's own, if memory is short after all
             raise CheckpointError(f"a checkpoint cannot be copied: {error}") from error
         finally:
             self._copied.set()
-        return save(self._root, mine)
+        return save(self._root, snapshot)
 
     def _settle(self) -> str | None:
         """Wait for the write that runs, if any, and return the reason of its failure. An error

@@ -50,13 +50,13 @@ def newest_state(checkpoints: Path, model_dir: Path) -> TrainingState:
         ModelError: `model_dir` holds no model.
     """
     require_checkpoint(checkpoints)
-    newest = newest_valid(checkpoints)
-    if newest is None:
+    path = newest_valid(checkpoints)
+    if path is None:
         raise CheckpointError(f"no checkpoint under {checkpoints} any more", "try again")
-    state = read(newest)
+    state = read(path)
     if state.model != policy_digests(model_dir)[0]:
         raise CheckpointError(
-            f"{newest} was not made from the model in {model_dir}", "name its base with --model"
+            f"{path} was not made from the model in {model_dir}", "name its base with --model"
         )
     return state
 
@@ -116,18 +116,18 @@ def write_export(
 def _write_model(weights: dict[str, torch.Tensor], model_dir: Path, place: Path) -> None:
     save_file(weights, place / "model.safetensors", metadata={"format": "pt"})
     config = read_json(model_dir / "config.json")
-    kept = {name: value for name, value in config.items() if name not in _NOT_EXPORTED}
+    entries = {name: value for name, value in config.items() if name not in _NOT_EXPORTED}
     architecture = ModelConfig.from_directory(model_dir).architecture
-    kept |= {"architectures": [architecture], "dtype": "float32"}
-    _write_json(place / "config.json", kept)
+    entries |= {"architectures": [architecture], "dtype": "float32"}
+    _write_json(place / "config.json", entries)
     generation = model_dir / "generation_config.json"
     values = read_json(generation) if generation.is_file() else {}
-    named, codec = values.get("eos_token_id"), Codec.from_directory(model_dir)
-    first = named if isinstance(named, list) else [named]
+    eos_setting, codec = values.get("eos_token_id"), Codec.from_directory(model_dir)
+    first = eos_setting if isinstance(eos_setting, list) else [eos_setting]
     # The policy learnt to end at each of them, and base models name only the end of a text.
-    if missing := codec.eos_ids.difference(first):
-        known = [token for token in first if token is not None] or [codec.eos_id]
-        ends = [*known, *sorted(missing.difference(known))]
+    if missing_ids := codec.eos_ids.difference(first):
+        stated_ids = [token for token in first if token is not None] or [codec.eos_id]
+        ends = [*stated_ids, *sorted(missing_ids.difference(stated_ids))]
         values["eos_token_id"] = ends if len(ends) > 1 else ends[0]
         _write_json(place / generation.name, values)
     else:

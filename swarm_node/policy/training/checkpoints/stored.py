@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 def no_checkpoint(root: Path, *remedies: str) -> CheckpointError:
     """Make the error that there is none under `root` yet. `remedies` come after the usual one."""
-    usual = "run the node first; it stores one every run.save_steps steps, and when it stops"
-    return CheckpointError(f"no checkpoint under {root}", usual, *remedies)
+    advice = "run the node first; it stores one every run.save_steps steps, and when it stops"
+    return CheckpointError(f"no checkpoint under {root}", advice, *remedies)
 
 
 def newest_valid(root: Path, on_damaged: Callable[[Path, str], None] | None = None) -> Path | None:
@@ -69,8 +69,8 @@ def checkpoints(root: Path) -> list[Path]:
     """The checkpoints under `root`, newest first."""
     if not root.is_dir():
         return []
-    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[1:]), reverse=True)
+    paths = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and path.is_dir()]
+    return sorted(paths, key=lambda path: int(path.name[1:]), reverse=True)
 
 
 def fault_of(path: Path, *, digests: bool = True) -> str | None:
@@ -88,10 +88,10 @@ def fault_of(path: Path, *, digests: bool = True) -> str | None:
         files = manifest.get("files")
         if not isinstance(files, dict) or set(files) != set(FILES):
             return "the manifest does not list the files of a checkpoint"
-        for name, stated in files.items():
-            if (path / name).stat().st_size != stated["size"]:
+        for name, entry in files.items():
+            if (path / name).stat().st_size != entry["size"]:
                 return f"{name} has another size"
-            if digests and sha256(path / name) != stated["sha256"]:
+            if digests and sha256(path / name) != entry["sha256"]:
                 return f"{name} has another digest"
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
@@ -120,20 +120,20 @@ class StoredState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         require_same((self.rank, self.model), (rank, base))
 
 
-def require_same(stored: tuple[Any, bytes], wanted: tuple[int, bytes]) -> None:
-    """Refuse to go on from a checkpoint whose rank and base model are not the `wanted` ones.
+def require_same(origin: tuple[Any, bytes], current: tuple[int, bytes]) -> None:
+    """Refuse to go on from a checkpoint whose rank and base model are not the `current` ones.
 
     Raises:
         CheckpointError: they differ.
     """
-    if stored[0] != wanted[0]:
+    if origin[0] != current[0]:
         raise CheckpointError(
-            f"the checkpoint was made with training.lora_rank = {stored[0]}, not {wanted[0]}",
+            f"the checkpoint was made with training.lora_rank = {origin[0]}, not {current[0]}",
             "set "
             "that again, or move the checkpoints away to start anew (`swarm-node export` keeps "
             "what was learnt)",
         )
-    if stored[1] != wanted[1]:
+    if origin[1] != current[1]:
         raise CheckpointError(OTHER_BASE)
 
 
@@ -158,8 +158,8 @@ def head(path: Path) -> CheckpointHead:
     try:
         state = read_state(path)
         manifest = read_bounded(path / MANIFEST, MAX_MANIFEST_BYTES)
-        stated = msgpack.unpackb(manifest)["files"][MODEL]
-        digest, size = bytes(stated["sha256"]), int(stated["size"])
+        entry = msgpack.unpackb(manifest)["files"][MODEL]
+        digest, size = bytes(entry["sha256"]), int(entry["size"])
         return CheckpointHead(state.version, state.model, state.rank, digest, size)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise CheckpointError(

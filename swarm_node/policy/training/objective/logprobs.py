@@ -51,14 +51,14 @@ def completion_scores(
 ) -> tuple[Tensor, float]:
     """`completion_logprobs`, and the sum of the entropies of π at these tokens, in nats; 0 where no
     gradient is asked for. `logit_elements` takes the tokens of the micro-batch."""
-    made = arrange(rows, model.shares_prompts)
+    arrangement = arrange(rows, model.shares_prompts)
     device = model.embedding.device
-    ids, places = torch.from_numpy(made.ids), torch.from_numpy(made.places)
-    segments = None if made.segments is None else torch.from_numpy(made.segments)
+    ids, places = torch.from_numpy(arrangement.ids), torch.from_numpy(arrangement.places)
+    segments = None if arrangement.segments is None else torch.from_numpy(arrangement.segments)
     logp, entropy = model.whole(
         _scores,
         *(model, ids.to(device), segments, places.to(device)),
-        *(temperature, logit_elements(made.ids.size)),
+        *(temperature, logit_elements(arrangement.ids.size)),
     )
     return logp, 0.0 if entropy is None else float(entropy.double().sum())
 
@@ -72,15 +72,15 @@ def _scores(
     logit_elements: int,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs and entropies of an `Arrangement` with these ids, segments and places."""
-    at_sequence, at_position, wanted = places
-    hidden = model.hidden(ids, segments)[at_sequence, at_position]
+    at_sequence, at_position, target = places
+    hidden_states = model.hidden(ids, segments)[at_sequence, at_position]
 
     piece = max(1, logit_elements // model.config.vocab_size)
     weight = model.head_weight
     if weight is None:
-        logp, entropy = logit_logprobs(model.logits, hidden, wanted, temperature, piece)
+        logp, entropy = logit_logprobs(model.logits, hidden_states, target, temperature, piece)
     else:
-        logp, entropy = head_logprobs(weight, hidden, wanted, temperature, piece)
+        logp, entropy = head_logprobs(weight, hidden_states, target, temperature, piece)
     return logp.cpu(), entropy
 
 
@@ -116,11 +116,13 @@ class ReferencePolicy:
     """The frozen base model. It costs two forward passes per row, and memory where it is a copy."""
 
     def __init__(
-        self, model: PolicyModel, switched: Callable[[], AbstractContextManager[None]] = nullcontext
+        self,
+        model: PolicyModel,
+        base_context: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`model` computes the base policy inside the context `switched()`."""
+        """`model` computes the base policy inside the context `base_context()`."""
         self._model = model
-        self._switched = switched
+        self._switched = base_context
 
     @classmethod
     def from_directory(cls, model_dir: Path, placement: Placement = ON_CPU) -> Self:
@@ -151,9 +153,9 @@ class ReferencePolicy:
             now = torch.split(completion_logprobs(model, part, temperature), sizes)
             with self._switched():
                 base = torch.split(completion_logprobs(self._model, part, temperature), sizes)
-            for index, ours, theirs in zip(indices, now, base, strict=False):
-                logps[index] = theirs.numpy()
-                distances[index] = float((ours - theirs).double().sum())
+            for index, policy_logp, base_logp in zip(indices, now, base, strict=False):
+                logps[index] = base_logp.numpy()
+                distances[index] = float((policy_logp - base_logp).double().sum())
         groups: dict[int, list[float]] = defaultdict(list)
         for index, distance in distances.items():
             groups[rows[index].group].append(distance)
@@ -198,8 +200,8 @@ def token_vectors(
 def claimed_tokens(rows: Sequence[TrainRow]) -> Tensor:
     """bool[N]: True where a peer stated the token's log μ, if it has one."""
     sizes = [row.completion_ids.size for row in rows]
-    stated = [row.provenance is not Provenance.OWN for row in rows]
-    return torch.from_numpy(np.repeat(np.asarray(stated, np.bool_), sizes))
+    is_external = [row.provenance is not Provenance.OWN for row in rows]
+    return torch.from_numpy(np.repeat(np.asarray(is_external, np.bool_), sizes))
 
 
 def _behind(row: TrainRow, version: int) -> NDArray[np.int64]:

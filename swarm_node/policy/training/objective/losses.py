@@ -85,13 +85,13 @@ class Tokens:
     reference: Tensor
     drift: Tensor
 
-    def select(self, keep: Tensor) -> Tokens:
-        """The tokens where `keep` bool[N] is true; rows keep their numbers."""
-        return Tokens(*(getattr(self, field.name)[keep] for field in fields(self)))
+    def select(self, mask: Tensor) -> Tokens:
+        """The tokens where `mask` bool[N] is true; rows keep their numbers."""
+        return Tokens(*(getattr(self, field.name)[mask] for field in fields(self)))
 
-    def unmeasured(self, where: Tensor) -> Tokens:
-        """The same tokens, with log μ not measured where `where` bool[N] is true."""
-        return replace(self, measured=self.measured & ~where)
+    def unmeasured(self, mask: Tensor) -> Tokens:
+        """The same tokens, with log μ not measured where `mask` bool[N] is true."""
+        return replace(self, measured=self.measured & ~mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +135,14 @@ def log_ratio(tokens: Tokens, bounds: ClipBounds) -> Tensor:
     return (tokens.logp - old).clamp(max=bounds.log_cap)
 
 
-def statistics(tokens: Tokens, bounds: ClipBounds, delta: Tensor, clipped: Tensor) -> LossSums:
-    """The sums for log-ratios `delta` f[N]; the loss clipped the tokens `clipped` bool[N]."""
-    measured = tokens.measured
-    delta = delta.detach()[measured].clamp(-_STATISTIC_NATS, bounds.log_cap)
+def statistics(tokens: Tokens, bounds: ClipBounds, delta: Tensor, clip_mask: Tensor) -> LossSums:
+    """The sums for log-ratios `delta` f[N]; the loss clipped the tokens `clip_mask` bool[N]."""
+    measured_mask = tokens.measured
+    delta = delta.detach()[measured_mask].clamp(-_STATISTIC_NATS, bounds.log_cap)
     ratio = delta.exp()
     return LossSums(
-        measured=float(measured.sum()),
-        clipped=float((clipped & measured).sum()),
+        measured=float(measured_mask.sum()),
+        clipped=float((clip_mask & measured_mask).sum()),
         ratio=float(ratio.sum()),
         kl=float((ratio - 1.0 - delta).sum()),
         absolute=float(delta.abs().sum()),
@@ -171,23 +171,23 @@ def check_claims(tokens: Tokens, claimed: Tensor) -> tuple[Tokens, int]:
     left out, because lowering the probability of an unlikely answer has no bound.
     """
     difference = tokens.logp.detach().double() - tokens.behaviour.double()
-    checked = tokens.measured & claimed
-    gap = row_means(torch.where(checked, difference, 0.0), tokens.row)
-    implausible = checked & (gap.abs() > MAX_CLAIM_GAP)[tokens.row]
-    rows = len(set(tokens.row[implausible].tolist()))
+    checked_mask = tokens.measured & claimed
+    gap = row_means(torch.where(checked_mask, difference, 0.0), tokens.row)
+    outlier_mask = checked_mask & (gap.abs() > MAX_CLAIM_GAP)[tokens.row]
+    rows = len(set(tokens.row[outlier_mask].tolist()))
     if not rows:
         return tokens, 0
-    keep = ~(implausible & (tokens.advantage < 0))
-    return tokens.unmeasured(implausible).select(keep), rows
+    keep_mask = ~(outlier_mask & (tokens.advantage < 0))
+    return tokens.unmeasured(outlier_mask).select(keep_mask), rows
 
 
 def reinforce(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
     """Policy gradient (Williams 1992): Σ −A·log π / N. It treats every token as on-policy, however
     stale it is, and so shows what the off-policy corrections of the other losses are worth."""
     delta = log_ratio(tokens, bounds).detach()
-    nothing = torch.zeros_like(tokens.measured)
+    clip_mask = torch.zeros_like(tokens.measured)
     weight = torch.ones_like(delta)
-    return _weighted(tokens, weight, size), statistics(tokens, bounds, delta, nothing)
+    return _weighted(tokens, weight, size), statistics(tokens, bounds, delta, clip_mask)
 
 
 def dapo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
@@ -215,19 +215,19 @@ def decoupled(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tens
     Where d is unknown, as for peers' tokens, π_p is π. w·r = ρ is truncated at the cap.
     """
     delta = log_ratio(tokens, bounds)
-    behind = tokens.behind.to(delta.dtype)
-    alpha = torch.where(behind >= 0, (behind - 1).clamp(min=0) / behind.clamp(min=1), 1.0)
+    staleness = tokens.behind.to(delta.dtype)
+    alpha = torch.where(staleness >= 0, (staleness - 1).clamp(min=0) / staleness.clamp(min=1), 1.0)
     log_weight = alpha * delta.detach()
     ratio = (delta - log_weight).exp()
     clipped_ratio = ratio.clamp(1.0 - DECOUPLED_CLIP, 1.0 + DECOUPLED_CLIP)
     per_token = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * clipped_ratio)
-    beyond = torch.where(
+    clip_mask = torch.where(
         tokens.advantage > 0,
         ratio.detach() > 1.0 + DECOUPLED_CLIP,
         (ratio.detach() < 1.0 - DECOUPLED_CLIP) | _at_cap(delta, bounds),
     )
     loss = (log_weight.exp() * per_token).sum() / size.tokens
-    return loss, statistics(tokens, bounds, delta, beyond)
+    return loss, statistics(tokens, bounds, delta, clip_mask)
 
 
 def tis(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
@@ -268,11 +268,11 @@ def gspo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, L
     advantage = row_means(tokens.advantage, tokens.row)
     clipped_ratio = ratio.clamp(1.0 - GSPO_LOW, 1.0 + GSPO_HIGH)
     per_row = torch.maximum(-advantage * ratio, -advantage * clipped_ratio)
-    beyond = torch.where(
+    clip_mask = torch.where(
         advantage > 0, ratio.detach() > 1.0 + GSPO_HIGH, ratio.detach() < 1.0 - GSPO_LOW
     )
     loss = (per_row.sum() / size.rows).to(tokens.logp.dtype)
-    return loss, statistics(tokens, bounds, delta, beyond[tokens.row] | _at_cap(delta, bounds))
+    return loss, statistics(tokens, bounds, delta, clip_mask[tokens.row] | _at_cap(delta, bounds))
 
 
 def dppo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
@@ -287,13 +287,13 @@ def dppo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, L
     delta = log_ratio(tokens, bounds)
     now = tokens.logp.detach()
     # A peer may state a positive number as a log-prob.
-    before = torch.where(tokens.measured, tokens.behaviour.clamp(max=0.0), now).exp()
-    moved = now.exp() - before
-    dropped = torch.where(tokens.advantage > 0, moved > DPPO_MOVE, -moved > DPPO_MOVE)
-    gain = torch.where(dropped, 0.0, tokens.advantage) * delta.exp()
+    sampling_prob = torch.where(tokens.measured, tokens.behaviour.clamp(max=0.0), now).exp()
+    prob_change = now.exp() - sampling_prob
+    drop_mask = torch.where(tokens.advantage > 0, prob_change > DPPO_MOVE, -prob_change > DPPO_MOVE)
+    gain = torch.where(drop_mask, 0.0, tokens.advantage) * delta.exp()
     pull = DPPO_PULL * delta.clamp(min=-bounds.log_cap).square()
     return (pull - gain).sum() / size.tokens, statistics(
-        tokens, bounds, delta, dropped | _at_cap(delta, bounds)
+        tokens, bounds, delta, drop_mask | _at_cap(delta, bounds)
     )
 
 
@@ -312,21 +312,21 @@ def tba(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, Lo
     advantage = row_means(tokens.advantage, tokens.row)
     residual = distance - row_means(tokens.drift, tokens.row) - advantage / TBA_BETA
     loss = (0.5 * TBA_BETA * residual.square().sum() / size.tokens).to(tokens.logp.dtype)
-    nothing = torch.zeros_like(tokens.measured)
-    return loss, statistics(tokens, bounds, log_ratio(tokens, bounds), nothing)
+    clip_mask = torch.zeros_like(tokens.measured)
+    return loss, statistics(tokens, bounds, log_ratio(tokens, bounds), clip_mask)
 
 
-def _clipped(tokens: Tokens, bounds: ClipBounds, over: int) -> tuple[Tensor, LossSums]:
+def _clipped(tokens: Tokens, bounds: ClipBounds, denominator: int) -> tuple[Tensor, LossSums]:
     delta = log_ratio(tokens, bounds)
     ratio = delta.exp()
     clipped_ratio = ratio.clamp(1.0 - bounds.low, 1.0 + bounds.high)
     per_token = torch.maximum(-tokens.advantage * ratio, -tokens.advantage * clipped_ratio)
-    beyond = torch.where(
+    clip_mask = torch.where(
         tokens.advantage > 0,
         ratio.detach() > 1.0 + bounds.high,
         (ratio.detach() < 1.0 - bounds.low) | _at_cap(delta, bounds),
     )
-    return per_token.sum() / over, statistics(tokens, bounds, delta, beyond)
+    return per_token.sum() / denominator, statistics(tokens, bounds, delta, clip_mask)
 
 
 def _weighted(tokens: Tokens, weight: Tensor, size: BatchSize) -> Tensor:

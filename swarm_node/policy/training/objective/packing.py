@@ -56,41 +56,41 @@ def micro_batches(
     ]
     groups: list[list[int]] = []
     #: Prompts of the group, each with its shortest answer, and whether sequences of it may join.
-    shortest: dict[bytes, int] = {}
+    min_answers: dict[bytes, int] = {}
     may_join = False
-    longest = tokens = count = 0
+    max_length = tokens = count = 0
     for length, pack in sorted(packs, key=lambda item: -item[0]):
         prompt_ids = rows[pack[0]].prompt_ids
         prompt = prompt_ids.tobytes()
         answer = min(rows[index].answer_size for index in pack)
-        padded = longest * (count + 1)
-        most = padded
+        padded_size = max_length * (count + 1)
+        size_bound = padded_size
         # `arrange` makes sequences of the group anew, and may join others of the same prompt. If
         # sharing does not pay for the shortest of the answers, it pays for none of them.
-        if share and prompt in shortest:
-            answer = min(answer, shortest[prompt])
+        if share and prompt in min_answers:
+            answer = min(answer, min_answers[prompt])
             may_join |= answer <= WORTHWHILE * (prompt_ids.size + answer)
             if may_join:
-                most = padded_tokens(rows, [*groups[-1], *pack])
-        padding = padded - tokens - length
-        allowed = max(_PADDING_SHARE * padded, _PADDING_TOKENS)
-        if groups and max(padded, most) <= token_budget and padding <= allowed:
+                size_bound = padded_tokens(rows, [*groups[-1], *pack])
+        padding = padded_size - tokens - length
+        padding_limit = max(_PADDING_SHARE * padded_size, _PADDING_TOKENS)
+        if groups and max(padded_size, size_bound) <= token_budget and padding <= padding_limit:
             groups[-1].extend(pack)
-            shortest[prompt] = answer
+            min_answers[prompt] = answer
             tokens += length
             count += 1
         else:
             groups.append(list(pack))
-            shortest, may_join = {prompt: answer}, False
-            longest, tokens, count = length, length, 1
+            min_answers, may_join = {prompt: answer}, False
+            max_length, tokens, count = length, length, 1
     return groups
 
 
 def padded_tokens(rows: Sequence[TrainRow], group: Sequence[int], share: bool = True) -> int:
     """Tokens of the micro-batch `group`, padding included: sequences × longest one."""
-    chosen = [rows[index] for index in group]
-    packs = sequences(chosen, MOST_SHARED_TOKENS if share else 0)
-    return len(packs) * max(shared_length(chosen, pack) for pack in packs)
+    group_rows = [rows[index] for index in group]
+    packs = sequences(group_rows, MOST_SHARED_TOKENS if share else 0)
+    return len(packs) * max(shared_length(group_rows, pack) for pack in packs)
 
 
 def sequences(rows: Sequence[TrainRow], most_tokens: int = MOST_SHARED_TOKENS) -> list[list[int]]:
@@ -99,13 +99,13 @@ def sequences(rows: Sequence[TrainRow], most_tokens: int = MOST_SHARED_TOKENS) -
     by_prompt: defaultdict[bytes, list[int]] = defaultdict(list)
     for index, row in enumerate(rows):
         by_prompt[row.prompt_ids.tobytes()].append(index)
-    found: list[list[int]] = []
-    for alike in by_prompt.values():
-        for pack in _cut(rows, alike, min(most_tokens, MOST_SHARED_TOKENS)):
-            apart = sum(len(rows[index]) for index in pack)
-            together = shared_length(rows, pack) <= WORTHWHILE * apart
-            found.extend([pack] if together else [[index] for index in pack])
-    return found
+    packs: list[list[int]] = []
+    for indices in by_prompt.values():
+        for pack in _cut(rows, indices, min(most_tokens, MOST_SHARED_TOKENS)):
+            split_size = sum(len(rows[index]) for index in pack)
+            is_shared = shared_length(rows, pack) <= WORTHWHILE * split_size
+            packs.extend([pack] if is_shared else [[index] for index in pack])
+    return packs
 
 
 def shared_length(rows: Sequence[TrainRow], pack: Sequence[int]) -> int:
@@ -126,26 +126,28 @@ def arrange(rows: Sequence[TrainRow], share: bool = True) -> Arrangement:
         end = prompt.size
         ids[number, :end], segments[number, :end] = prompt, 0
         for answer, index in enumerate(pack, 1):
-            whole, sampled = rows[index].written()
-            inside = np.arange(end, end + whole.size - 1)
-            ids[number, inside], segments[number, inside] = whole[:-1], answer
+            token_ids, sampled_places = rows[index].written()
+            columns = np.arange(end, end + token_ids.size - 1)
+            ids[number, columns], segments[number, columns] = token_ids[:-1], answer
             # The first token of every answer is predicted by the last one of the prompt.
-            position = np.concatenate([[prompt.size - 1], inside])[sampled]
-            places[index] = np.stack([np.full_like(position, number), position, whole[sampled]])
-            end += whole.size - 1
+            position = np.concatenate([[prompt.size - 1], columns])[sampled_places]
+            places[index] = np.stack(
+                [np.full_like(position, number), position, token_ids[sampled_places]]
+            )
+            end += token_ids.size - 1
     return Arrangement(
         ids, segments if len(packs) < len(rows) else None, np.concatenate(places, axis=1)
     )
 
 
-def _cut(rows: Sequence[TrainRow], alike: Sequence[int], most_tokens: int) -> list[list[int]]:
+def _cut(rows: Sequence[TrainRow], indices: Sequence[int], most_tokens: int) -> list[list[int]]:
     """Rows of one prompt, in order, in as few sequences as the limit allows."""
     packs: list[list[int]] = []
     keys = 0
-    for index in alike:
+    for index in indices:
         keys += len(rows[index])
-        together = shared_length(rows, [*packs[-1], index]) if packs else 0
-        if packs and together <= most_tokens and keys <= MOST_KEYS * together:
+        joined_size = shared_length(rows, [*packs[-1], index]) if packs else 0
+        if packs and joined_size <= most_tokens and keys <= MOST_KEYS * joined_size:
             packs[-1].append(index)
         else:
             packs.append([index])

@@ -39,16 +39,16 @@ _MOST, _LEAST = 1024, 100
 _FRESH = (-3.0, -7.5, -4.2, -3.2)
 
 
-def least_likely(logp: NDArray[np.float32], cuts: Sequence[int] = ()) -> tuple[float, ...]:
+def least_likely(logp: NDArray[np.float32], starts: Sequence[int] = ()) -> tuple[float, ...]:
     """The mean log-prob of an answer f32[T], and those of its least likely windows, in nats a
-    token. A window longer than the answer is the answer. The turns of a dialogue begin at `cuts`;
+    token. A window longer than the answer is the answer. The turns of a dialogue begin at `starts`;
     no window lies in two of them, or an odd end of one would hide in the likely start of the
     next."""
     sums = np.concatenate([[0.0], np.cumsum(logp, dtype=np.float64)])
     lows = [sums[-1] / logp.size]
-    for wanted in WINDOWS:
+    for window in WINDOWS:
         lows.append(
-            min(_lowest(sums[a : b + 1], wanted) for a, b in pairwise([0, *cuts, logp.size]))
+            min(_lowest(sums[a : b + 1], window) for a, b in pairwise([0, *starts, logp.size]))
         )
     return tuple(map(float, lows))
 
@@ -60,19 +60,19 @@ def _least_likely_of(answers: Sequence[NDArray[np.float32]]) -> list[tuple[float
     for row, answer in zip(sums, answers, strict=True):
         np.cumsum(answer, dtype=np.float64, out=row[1 : answer.size + 1])
     lows = [sums[np.arange(sizes.size), sizes] / sizes]
-    for wanted in WINDOWS:
-        width = np.minimum(wanted, sizes)
-        begins = np.arange(sums.shape[1])
-        ends = np.minimum(begins + width[:, None], sizes[:, None])
+    for window in WINDOWS:
+        width = np.minimum(window, sizes)
+        starts = np.arange(sums.shape[1])
+        ends = np.minimum(starts + width[:, None], sizes[:, None])
         windows = np.take_along_axis(sums, ends, axis=1) - sums
-        windows[begins + width[:, None] > sizes[:, None]] = np.inf
+        windows[starts + width[:, None] > sizes[:, None]] = np.inf
         lows.append(windows.min(axis=1) / width)
     return list(map(tuple, np.stack(lows, axis=1).tolist()))
 
 
-def _lowest(sums: NDArray[np.float64], wanted: int) -> float:
+def _lowest(sums: NDArray[np.float64], window: int) -> float:
     """The mean of the least likely window of a turn whose log-probs have these running sums."""
-    size = min(wanted, sums.size - 1)
+    size = min(window, sums.size - 1)
     return float((sums[size:] - sums[:-size]).min() / size)
 
 
@@ -83,14 +83,14 @@ def _cuts(row: TrainRow) -> list[int]:
 class OwnAnswers:
     """Likelihoods of the last own answers when they were sampled."""
 
-    def __init__(self, stored: bytes = b"") -> None:
+    def __init__(self, data: bytes = b"") -> None:
         """
         Raises:
             ValueError: not what `stored` returned.
         """
-        if len(stored) % (8 * len(_FRESH)) or len(stored) > 8 * len(_FRESH) * _MOST:
+        if len(data) % (8 * len(_FRESH)) or len(data) > 8 * len(_FRESH) * _MOST:
             raise ValueError("the checkpoint's log-probs of own answers are damaged")
-        lows = np.frombuffer(stored, dtype="<f8").reshape(-1, len(_FRESH))
+        lows = np.frombuffer(data, dtype="<f8").reshape(-1, len(_FRESH))
         if not np.isfinite(lows).all():
             raise ValueError("the checkpoint's log-probs of own answers are damaged")
         self._lows = deque((tuple(row) for row in lows.tolist()), maxlen=_MOST)
@@ -103,19 +103,19 @@ class OwnAnswers:
     def note(self, rows: Sequence[TrainRow]) -> None:
         """Remember the own rows among `rows`, good and bad: the sampler measured their log-probs,
         so they cost nothing here."""
-        own = [row for row in rows if row.provenance is Provenance.OWN]
-        measured = [(row, row.logprobs) for row in own if row.logprobs is not None]
-        if any(row.between for row, _ in measured):
-            self._lows.extend(least_likely(logp, _cuts(row)) for row, logp in measured)
-        elif measured:
-            self._lows.extend(_least_likely_of([logp for _, logp in measured]))
+        local_rows = [row for row in rows if row.provenance is Provenance.OWN]
+        scored_rows = [(row, row.logprobs) for row in local_rows if row.logprobs is not None]
+        if any(row.between for row, _ in scored_rows):
+            self._lows.extend(least_likely(logp, _cuts(row)) for row, logp in scored_rows)
+        elif scored_rows:
+            self._lows.extend(_least_likely_of([logp for _, logp in scored_rows]))
 
     def floors(self, temperature: float) -> tuple[float, ...]:
         """The least values of `least_likely` that an answer of a peer may have."""
         lows = np.array(_FRESH) / temperature
         if self._lows:
-            own = np.quantile(self._lows, QUANTILE, axis=0)
-            lows = own if len(self._lows) >= _LEAST else np.minimum(own, lows)
+            quantiles = np.quantile(self._lows, QUANTILE, axis=0)
+            lows = quantiles if len(self._lows) >= _LEAST else np.minimum(quantiles, lows)
         return tuple(map(float, lows - MARGIN / temperature))
 
 
@@ -126,7 +126,7 @@ def likely_tokens(
     may not. Left out are rows of peers with a positive advantage that are below one of `floors`.
     Foreign rows are checked too, so a peer gains nothing by naming another model in its group.
     `logp` f32[N] are the tokens' log-probs under this node's policy, row after row."""
-    likely = torch.ones(len(logp), dtype=torch.bool)
+    mask = torch.ones(len(logp), dtype=torch.bool)
     groups: list[int] = []
     end = 0
     for row in rows:
@@ -135,16 +135,16 @@ def likely_tokens(
             continue
         lows = least_likely(logp[begin:end], _cuts(row))
         if any(low < floor for low, floor in zip(lows, floors, strict=True)):
-            likely[begin:end] = False
+            mask[begin:end] = False
             groups.append(row.group)
-    return likely, groups
+    return mask, groups
 
 
 def mostly_unlikely(rows: Sequence[TrainRow], left_out: Sequence[int]) -> tuple[int, ...]:
     """The groups of peers with more than half of their good rows left out. `left_out` has the
     number of such rows of each group."""
-    good = Counter(row.group for row in rows if _is_compared(row))
-    return tuple(group for group, count in enumerate(left_out) if 2 * count > good[group])
+    row_counts = Counter(row.group for row in rows if _is_compared(row))
+    return tuple(group for group, count in enumerate(left_out) if 2 * count > row_counts[group])
 
 
 def _is_compared(row: TrainRow) -> bool:
@@ -152,16 +152,16 @@ def _is_compared(row: TrainRow) -> bool:
 
 
 def learnt(
-    logp: NDArray[np.float32], rows: Sequence[TrainRow], likely: NDArray[np.bool_]
+    logp: NDArray[np.float32], rows: Sequence[TrainRow], mask: NDArray[np.bool_]
 ) -> list[float]:
     """The amount that each row teaches: its advantage times the mean probability, over its tokens,
     that this policy says something else. That is the length of its gradient in the logits, within a
-    factor of √2. Rows that are not `likely`, and those with a negative advantage, count 0, because
+    factor of √2. Rows outside `mask`, and those with a negative advantage, count 0, because
     such rows of peers are not trained on. The other arguments are those of `likely_tokens`."""
     values: list[float] = []
     end = 0
     for row in rows:
         begin, end = end, end + row.completion_ids.size
-        other = 1.0 - np.exp(logp[begin:end], dtype=np.float64)
-        values.append(max(0.0, row.advantage) * float(other.mean()) * bool(likely[begin]))
+        complement = 1.0 - np.exp(logp[begin:end], dtype=np.float64)
+        values.append(max(0.0, row.advantage) * float(complement.mean()) * bool(mask[begin]))
     return values

@@ -52,10 +52,10 @@ class FurtherHosts(Protocol):
         ...
 
     async def gather(
-        self, patience: float, lost: Callable[[], Awaitable[object]]
+        self, patience: float, on_lost: Callable[[], Awaitable[object]]
     ) -> dict[str, str]:
-        """Wait until all hosts are there, and tell them to begin. `lost` is called when one goes.
-        Returns variables for the node's own processes.
+        """Wait until all hosts are there, and tell them to begin. `on_lost` is called when one
+        goes. Returns variables for the node's own processes.
 
         Raises:
             ChildError: they were not there within `patience` seconds.
@@ -196,9 +196,9 @@ class ProcessTrainer:
     async def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
         return Path((await self._ask(StoreCheckpoint(dict(extra), wait), Stored)).path)
 
-    async def _ask(self, request: Request, wanted: type[_Reply]) -> _Reply:
+    async def _ask(self, request: Request, reply_type: type[_Reply]) -> _Reply:
         try:
-            return await self._child.call(request, wanted, patience=self._patience)
+            return await self._child.call(request, reply_type, patience=self._patience)
         except ReportedError as error:
             if error.kind == WeightsError.__name__:  # a restart would not help
                 raise WeightsError(error.why) from error
@@ -211,13 +211,13 @@ class ProcessTrainer:
         WeightStore(self._weights).close()
 
 
-def _allocator(shared: bool) -> dict[str, str]:
+def _allocator(is_shared: bool) -> dict[str, str]:
     """Settings of the allocator through which the child's torch gets memory from a GPU, under both
-    names that torch reads. By default segments grow, and those that are `shared` between processes
-    are taken apart from them (`shareable`). An owner's settings stay as they are, because torch
-    cannot change one of several; but memory that is shared never grows."""
+    names that torch reads. By default segments grow, and those shared (`is_shared`) between
+    processes are taken apart from them (`shareable`). An owner's settings stay as they are, because
+    torch cannot change one of several; but memory that is shared never grows."""
     names = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
-    given = next((os.environ[name] for name in names if name in os.environ), "")
-    if shared and given:
-        given += ",expandable_segments:False"  # the last counts
-    return dict.fromkeys(names, given or GROWING)
+    setting = next((os.environ[name] for name in names if name in os.environ), "")
+    if is_shared and setting:
+        setting += ",expandable_segments:False"  # the last counts
+    return dict.fromkeys(names, setting or GROWING)

@@ -60,16 +60,16 @@ class Group(Ranks):
         """Join the other processes through files in `directory`, which is new and private. A store
         on a port would accept commands from anybody who can connect, and is taken between hosts
         only. The launcher of each host sets RANK and WORLD_SIZE, which count its processes."""
-        self._local, here = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self._local, local_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         #: Meeting with the other hosts; None without any.
         self.meeting = Rendezvous.found()
         self._budget = directory.parent / "token-budget"
         if self.meeting is None:
-            self.index, self.count = self._local, here
-            store: Store = FileStore(str(directory / "store"), here)
+            self.index, self.count = self._local, local_size
+            store: Store = FileStore(str(directory / "store"), local_size)
         else:
-            self.index = self.meeting.index * here + self._local
-            self.count = self.meeting.hosts * here
+            self.index = self.meeting.index * local_size + self._local
+            self.count = self.meeting.hosts * local_size
             store = _store(self.meeting, first=self.index == 0)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
@@ -94,8 +94,8 @@ class Group(Ranks):
 
     def agree_on(self, placement: Placement) -> None:
         device = torch.device(placement.device)
-        for what in (device.type == "cuda", placement.half):
-            if self.sums([what])[0] not in (0, self.count):
+        for trait in (device.type == "cuda", placement.half):
+            if self.sums([trait])[0] not in (0, self.count):
                 raise ModelError(
                     "the trainer's hosts compute on unlike devices",
                     "set run.device and training.dtype to what each of them can",
@@ -113,10 +113,12 @@ class Group(Ranks):
     def _shard(self, model: CausalLM, placement: Placement) -> None:
         mesh = init_device_mesh(placement.device.partition(":")[0], (self.count,))
         # Gathered in bfloat16 and not cast later: autograd would keep the casts.
-        half = MixedPrecisionPolicy(
+        half_precision = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
-        precision = half if placement.half else MixedPrecisionPolicy(cast_forward_inputs=False)
+        precision = (
+            half_precision if placement.half else MixedPrecisionPolicy(cast_forward_inputs=False)
+        )
         for layer in [*model.blocks(), model]:
             fully_shard(layer, mesh=mesh, mp_policy=precision)
             assert isinstance(layer, FSDPModule)
@@ -146,11 +148,11 @@ class Group(Ranks):
             stride=parameter.stride(),
         ).full_tensor()
 
-    def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        if not isinstance(parameter, DTensor) or not whole.ndim:
-            return whole
+    def cut(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+        if not isinstance(parameter, DTensor) or not tensor.ndim:
+            return tensor
         first, last = self._rows(parameter)
-        return whole[first:last].to(parameter.device)
+        return tensor[first:last].to(parameter.device)
 
     @torch.no_grad()
     def load(self, model: PolicyModel, weights: Mapping[str, Tensor]) -> None:
@@ -160,17 +162,17 @@ class Group(Ranks):
             return
         shapes = _without_memory(model.config)
         shapes.load_hf_state(weights)  # refuses what does not fit; without memory it copies nothing
-        for (name, whole), parameter in zip(
+        for (name, meta_tensor), parameter in zip(
             shapes.named_parameters(), model.parameters(), strict=True
         ):
             first, last = self._rows(parameter)
-            mine = self.local(parameter)
+            shard = self.local(parameter)
             end = 0
-            for hf_name, part in hf_parts(model.config, name, whole):
+            for hf_name, part in hf_parts(model.config, name, meta_tensor):
                 begin, end = end, end + len(part)
                 low, high = max(first, begin), min(last, end)
                 if low < high:
-                    mine[low - first : high - first] = weights[hf_name][low - begin : high - begin]
+                    shard[low - first : high - first] = weights[hf_name][low - begin : high - begin]
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         for parameter in parameters:
@@ -184,21 +186,21 @@ class Group(Ranks):
         return float(value.full_tensor() if isinstance(value, DTensor) else value)
 
     def sums(self, values: Sequence[float]) -> list[float]:
-        added = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(added)
-        return [float(value) for value in added]
+        totals = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(totals)
+        return [float(value) for value in totals]
 
     def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
-        found, fault = None, ""
+        path, fault = None, ""
         if self.index == 0:
             try:
-                found = find()
+                path = find()
             except CheckpointError as error:
                 fault = str(error)
-        files = sorted(found.iterdir()) if found else []
+        files = sorted(path.iterdir()) if path else []
         sizes = {file.name: file.stat().st_size for file in files}
-        told = self.broadcast(msgpack.packb([fault, found.name if found else "", sizes]))
-        fault, name, sizes = msgpack.unpackb(told)
+        message = self.broadcast(msgpack.packb([fault, path.name if path else "", sizes]))
+        fault, name, sizes = msgpack.unpackb(message)
         if fault:
             raise CheckpointError(fault)
         if name and self.meeting is not None:
@@ -224,27 +226,29 @@ class Group(Ranks):
         """The first row of this process's part, and the row after its last: FSDP deals rows as
         `torch.chunk` does."""
         rows = len(parameter)
-        most = -(-rows // self.count)
-        first = min(rows, self.index * most)
-        return first, min(rows, first + most)
+        chunk_size = -(-rows // self.count)
+        first = min(rows, self.index * chunk_size)
+        return first, min(rows, first + chunk_size)
 
-    def token_budget(self, wanted: int) -> int:
-        mine = min(wanted, int(self._budget.read_text())) if self._budget.exists() else wanted
-        least = torch.tensor(mine)
-        dist.all_reduce(least, dist.ReduceOp.MIN)
-        return int(least)
+    def token_budget(self, budget: int) -> int:
+        local_budget = (
+            min(budget, int(self._budget.read_text())) if self._budget.exists() else budget
+        )
+        minimum = torch.tensor(local_budget)
+        dist.all_reduce(minimum, dist.ReduceOp.MIN)
+        return int(minimum)
 
     def shrink(self, token_budget: int) -> None:
         _log.error("out of memory: micro-batches of %d tokens after a restart", token_budget)
-        temporary = self._budget.with_suffix(f".{self.index}")
-        temporary.write_text(str(token_budget))
-        temporary.replace(self._budget)
+        temp_path = self._budget.with_suffix(f".{self.index}")
+        temp_path.write_text(str(token_budget))
+        temp_path.replace(self._budget)
 
 
-def _store(meeting: Rendezvous, *, first: bool) -> TCPStore:
+def _store(rendezvous: Rendezvous, *, first: bool) -> TCPStore:
     """The store through which the processes of all hosts meet. The `first` one holds it, on one
     address: torch by itself would listen on all. Values are bytes that nothing unpickles."""
-    address = (meeting.address, meeting.port)
+    address = (rendezvous.address, rendezvous.port)
     return TCPStore(
         *address,
         is_master=first,

@@ -78,9 +78,9 @@ class TrainerHost:
         self.rng = b""
         if self._leads:
             remove_leftovers(checkpoints)
-        newest = ranks.agreed(partial(newest_valid, checkpoints), checkpoints)
-        if newest is not None:
-            state = read(newest)
+        path = ranks.agreed(partial(newest_valid, checkpoints), checkpoints)
+        if path is not None:
+            state = read(path)
             self.core.restore(state)
             self.extra, self.rng = dict(state.extra), state.rng
         # After a crash the weights are those of the checkpoint, but the version never falls: peers
@@ -106,11 +106,11 @@ class TrainerHost:
             CheckpointError: the disk refused, or `extra` is too large.
         """
         rng = bytes(torch.get_rng_state().numpy())
-        alone = self._ranks.count == 1
-        state = self.core.state(rng, extra, in_place if alone else on_host)
+        is_single = self._ranks.count == 1
+        state = self.core.state(rng, extra, in_place if is_single else on_host)
         if not self._leads:
             return self._checkpoints
-        path = self._writer.begin(state, copy=alone)
+        path = self._writer.begin(state, copy=is_single)
         if wait:
             self._writer.finish()
         return path
@@ -142,12 +142,12 @@ def elsewhere(request: Request, place: Rendezvous) -> Request:
     """`request` with the paths of the host of `place`, which is not the node's."""
     if not isinstance(request, StartTrainer):
         return request
-    own = Path(place.directory)
+    directory = Path(place.directory)
     return msgspec.structs.replace(
         request,
         model_dir=place.model_dir,
-        checkpoints=str(own / "checkpoints"),
-        weights=str(own),
+        checkpoints=str(directory / "checkpoints"),
+        weights=str(directory),
     )
 
 

@@ -69,7 +69,7 @@ class LossScale:
         help."""
         if not self._scales:
             return True
-        gradients = [each.grad for each in parameters if each.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if not all(bool(gradient.isfinite().all()) for gradient in gradients):
             self._finite = 0
             self.factor /= 2
@@ -131,11 +131,11 @@ class GradientPass:
             ModelError: a single row does not fit in memory.
         """
         while True:
-            done = self._attempt(rows, size, version, floors)
-            if done is not None:
+            result = self._attempt(rows, size, version, floors)
+            if result is not None:
                 # Where the loss itself is not finite, no factor helps.
-                if not math.isfinite(done.loss) or self.scale.undo(self._parameters):
-                    return done
+                if not math.isfinite(result.loss) or self.scale.undo(self._parameters):
+                    return result
                 continue
             # Not in an exception handler: there the traceback would keep the tensors alive.
             self._clear()
@@ -161,13 +161,13 @@ class GradientPass:
         self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
     ) -> Accumulated:
         groups = 1 + max(row.group for row in rows)
-        done = Accumulated(unlikely=[0] * groups, learnt=[0.0] * groups)
+        result = Accumulated(unlikely=[0] * groups, learnt=[0.0] * groups)
         references: dict[int, RowReference] | None = None
-        mine = self._rounds(rows)
+        micro_batches = self._rounds(rows)
         if self._reference is not None:
-            references = self._reference.judge(self._model, rows, self._temperature, mine)
+            references = self._reference.judge(self._model, rows, self._temperature, micro_batches)
         on_cpu = self._parameters[0].device.type == "cpu"
-        for number, indices in enumerate(mine):
+        for number, indices in enumerate(micro_batches):
             if number and on_cpu:
                 trim_heap()
             part = [rows[index] for index in indices] or [min(rows, key=len)]
@@ -177,36 +177,38 @@ class GradientPass:
             if not indices:  # no row left here, but every process must take part in the pass
                 (0.0 * logp.sum()).backward()  # type: ignore[no-untyped-call]
                 continue
-            known = [references[index] for index in indices] if references else None
-            tokens = token_vectors(part, logp, version, known)
-            found = logp.detach().numpy()
-            likely, left_out = likely_tokens(found, part, floors)
+            row_references = [references[index] for index in indices] if references else None
+            tokens = token_vectors(part, logp, version, row_references)
+            logp_array = logp.detach().numpy()
+            mask, left_out = likely_tokens(logp_array, part, floors)
             for group in left_out:
-                done.unlikely[group] += 1
-            for row, value in zip(part, learnt(found, part, likely.numpy()), strict=True):
-                done.learnt[row.group] += value
-            claimed = claimed_tokens(part)[likely]
-            tokens, implausible = check_claims(tokens.select(likely), claimed)
-            done.implausible += implausible
-            done.tokens += len(logp)
-            done.entropy += entropy
+                result.unlikely[group] += 1
+            for row, value in zip(part, learnt(logp_array, part, mask.numpy()), strict=True):
+                result.learnt[row.group] += value
+            claimed = claimed_tokens(part)[mask]
+            tokens, outliers = check_claims(tokens.select(mask), claimed)
+            result.implausible += outliers
+            result.tokens += len(logp)
+            result.entropy += entropy
             loss, sums = self._loss(tokens, self._bounds, size)
             (self.scale.factor * loss).backward()  # type: ignore[no-untyped-call]
-            done.loss += float(loss.detach())
-            done.sums += sums
+            result.loss += float(loss.detach())
+            result.sums += sums
         self._ranks.add_gradients(self._parameters)
-        return self._added(done)
+        return self._added(result)
 
-    def _added(self, done: Accumulated) -> Accumulated:
+    def _added(self, result: Accumulated) -> Accumulated:
         """The sums over all processes."""
-        counts = [done.loss, done.implausible, done.tokens, done.entropy]
-        parts = astuple(done.sums)
-        added = self._ranks.sums([*counts, *parts, *done.unlikely, *done.learnt])
-        loss, implausible, tokens, entropy, *rest = added
+        counts = [result.loss, result.implausible, result.tokens, result.entropy]
+        parts = astuple(result.sums)
+        totals = self._ranks.sums([*counts, *parts, *result.unlikely, *result.learnt])
+        loss, outliers, tokens, entropy, *rest = totals
         sums, rest = LossSums(*rest[: len(parts)]), rest[len(parts) :]
-        unlikely = [round(n) for n in rest[: len(done.unlikely)]]
-        taught = rest[len(done.unlikely) :]
-        return Accumulated(loss, round(implausible), round(tokens), entropy, sums, unlikely, taught)
+        unlikely_rows = [round(n) for n in rest[: len(result.unlikely)]]
+        gains = rest[len(result.unlikely) :]
+        return Accumulated(
+            loss, round(outliers), round(tokens), entropy, sums, unlikely_rows, gains
+        )
 
     def _most_logits(self, tokens: int) -> int:
         way = replace(self._way, checkpointing=self._model.recompute, micro_batch_tokens=tokens)
@@ -217,10 +219,10 @@ class GradientPass:
             parameter.grad = None
 
     def _rounds(self, rows: Sequence[TrainRow]) -> list[list[int]]:
-        judged = self._reference is not None
+        has_reference = self._reference is not None
         return rounds(
             *(rows, self.token_budget, self._ranks),
-            whole_groups=judged,
+            whole_groups=has_reference,
             share=self._model.shares_prompts,
         )
 
@@ -232,8 +234,8 @@ class GradientPass:
                 raise
             self._model.recompute = True
         self.halvings += 1
-        how = ", recomputed" * self._model.recompute
-        _log.warning("out of memory: micro-batches of %d tokens%s", self.token_budget, how)
+        suffix = ", recomputed" * self._model.recompute
+        _log.warning("out of memory: micro-batches of %d tokens%s", self.token_budget, suffix)
 
     def _note_smaller(self, rows: Sequence[TrainRow]) -> None:
         try:
@@ -251,5 +253,5 @@ class GradientPass:
             )
         # Half of the largest micro-batch: half of a budget far above it would change nothing.
         share = self._model.shares_prompts
-        largest = max(padded_tokens(rows, group, share) for group in groups if group)
-        return max(1, min(self.token_budget, largest) // 2)
+        max_tokens = max(padded_tokens(rows, group, share) for group in groups if group)
+        return max(1, min(self.token_budget, max_tokens) // 2)

@@ -27,16 +27,16 @@ def are_usable(moments: Mapping[str, Tensor], shape: torch.Size) -> bool:
     eight = "state1" in moments
     coded = eight and moments["state1"].dtype == torch.uint8
     blocks = -(-shape.numel() // _BLOCK)
-    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
-    wanted["step"] = (), torch.int64 if eight else torch.float32
+    specs: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}
+    specs["step"] = (), torch.int64 if eight else torch.float32
     for name, number in _NAMES:
         kind = torch.uint8 if coded else torch.float32
-        wanted[f"state{number}" if eight else name] = tuple(shape), kind
+        specs[f"state{number}" if eight else name] = tuple(shape), kind
         if coded:
-            wanted[f"qmap{number}"] = (_BLOCK,), torch.float32
-            wanted[f"absmax{number}"] = (blocks,), torch.float32
-    found = {name: (tuple(value.shape), value.dtype) for name, value in moments.items()}
-    return found == wanted and all(bool(value.isfinite().all()) for value in moments.values())
+            specs[f"qmap{number}"] = (_BLOCK,), torch.float32
+            specs[f"absmax{number}"] = (blocks,), torch.float32
+    actual_specs = {name: (tuple(value.shape), value.dtype) for name, value in moments.items()}
+    return actual_specs == specs and all(bool(value.isfinite().all()) for value in moments.values())
 
 
 def in_float32(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -44,18 +44,18 @@ def in_float32(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
     counts as zero: AdamW would divide it by next to nothing."""
     if "state1" not in moments:
         return dict(moments)
-    made = {"step": moments["step"].float()}
+    result = {"step": moments["step"].float()}
     for name, number in _NAMES:
-        stored = moments[f"state{number}"]
-        if stored.dtype == torch.uint8:
+        value = moments[f"state{number}"]
+        if value.dtype == torch.uint8:
             table, factors = moments[f"qmap{number}"], moments[f"absmax{number}"]
-            each = factors.repeat_interleave(_BLOCK)[: stored.numel()].view(stored.shape)
-            stored = table[stored.int()] * each
-        made[name] = stored
+            scale = factors.repeat_interleave(_BLOCK)[: value.numel()].view(value.shape)
+            value = table[value.int()] * scale
+        result[name] = value
     if moments["state1"].dtype == torch.uint8:
-        first, second = made["exp_avg"], made["exp_avg_sq"]
-        made["exp_avg"] = first.where(second > 0, 0.0)
-    return made
+        first, second = result["exp_avg"], result["exp_avg_sq"]
+        result["exp_avg"] = first.where(second > 0, 0.0)
+    return result
 
 
 def in_eight_bits(
@@ -65,16 +65,16 @@ def in_eight_bits(
     the first moment and the second."""
     if "state1" in moments:
         return dict(moments)
-    made = {"step": moments["step"].long()}
+    result = {"step": moments["step"].long()}
     for (name, number), table in zip(_NAMES, tables, strict=True):
         value = moments[name]
         if value.numel() < _LEAST_WEIGHTS:
-            made[f"state{number}"] = value
+            result[f"state{number}"] = value
             continue
         blocks = F.pad(value.flatten(), (0, -value.numel() % _BLOCK)).view(-1, _BLOCK)
         factors = blocks.abs().amax(1)
-        scaled = blocks / factors.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
-        codes = torch.bucketize(scaled, (table[1:] + table[:-1]) / 2, out_int32=True)
+        ratios = blocks / factors.clamp(min=torch.finfo(torch.float32).tiny)[:, None]
+        codes = torch.bucketize(ratios, (table[1:] + table[:-1]) / 2, out_int32=True)
         codes = codes.to(torch.uint8).flatten()[: value.numel()].view(value.shape)
-        made |= {f"state{number}": codes, f"qmap{number}": table, f"absmax{number}": factors}
-    return made
+        result |= {f"state{number}": codes, f"qmap{number}": table, f"absmax{number}": factors}
+    return result

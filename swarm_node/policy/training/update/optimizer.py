@@ -57,14 +57,14 @@ class AdamW:
     @torch.no_grad()
     def step(self, learning_rate: float) -> None:
         """Move every parameter that has a gradient."""
-        moved = [parameter for parameter in self._parameters if parameter.grad is not None]
-        for parameter in moved:
+        parameters = [parameter for parameter in self._parameters if parameter.grad is not None]
+        for parameter in parameters:
             if parameter not in self.state:
                 self.state[parameter] = _new_state(parameter)
-        states = [self.state[parameter] for parameter in moved]
+        states = [self.state[parameter] for parameter in parameters]
         adamw(
-            [parameter.detach() for parameter in moved],
-            [parameter.grad for parameter in moved if parameter.grad is not None],
+            [parameter.detach() for parameter in parameters],
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [],
@@ -109,9 +109,9 @@ class AdamW8bit:
         library = bitsandbytes('training.optimizer = "adamw8bit"', 'training.optimizer to "adamw"')
         self._tables = AdamW(tables, betas, weight_decay)
         self._whole = frozenset(map(id, tables))
-        others = [parameter for parameter in parameters if id(parameter) not in self._whole]
+        rest = [parameter for parameter in parameters if id(parameter) not in self._whole]
         self._wrapped = library.optim.AdamW8bit(
-            others, lr=0.0, betas=betas, weight_decay=weight_decay
+            rest, lr=0.0, betas=betas, weight_decay=weight_decay
         )
         self.state: dict[nn.Parameter, dict[str, Tensor]] = {}
         codes = library.functional.create_dynamic_map

@@ -49,9 +49,9 @@ class Ranks:
         """The whole tensor. Each process gives the `part` that matches its part of `parameter`."""
         return part
 
-    def cut(self, parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        """This process's part of `whole`; the inverse of `gather`. No other part is read."""
-        return whole
+    def cut(self, parameter: nn.Parameter, tensor: Tensor) -> Tensor:
+        """This process's part of `tensor`; the inverse of `gather`. No other part is read."""
+        return tensor
 
     def load(self, model: PolicyModel, weights: Mapping[str, Tensor]) -> None:
         """`CausalLM.load_hf_state` for a model that may be sharded; see `cut`."""
@@ -77,9 +77,9 @@ class Ranks:
         """
         return find()
 
-    def token_budget(self, wanted: int) -> int:
-        """Tokens per micro-batch: `wanted`, or fewer after a process ran out of memory."""
-        return wanted
+    def token_budget(self, budget: int) -> int:
+        """Tokens per micro-batch: `budget`, or fewer after a process ran out of memory."""
+        return budget
 
     def shrink(self, token_budget: int) -> None:
         """Store a smaller `token_budget` for the processes that start after this one ends."""
@@ -102,12 +102,12 @@ def rounds(
     process with fewer rows gets empty ones.
     """
     shares = split(rows, ranks.count, token_budget, whole_groups=whole_groups)
-    packed = [
-        micro_batches([rows[index] for index in mine], token_budget, share) for mine in shares
+    rank_batches = [
+        micro_batches([rows[index] for index in indices], token_budget, share) for indices in shares
     ]
-    mine = shares[ranks.index]
-    own = [[mine[place] for place in group] for group in packed[ranks.index]]
-    return own + [[]] * (max(map(len, packed)) - len(own))
+    indices = shares[ranks.index]
+    batches = [[indices[place] for place in group] for group in rank_batches[ranks.index]]
+    return batches + [[]] * (max(map(len, rank_batches)) - len(batches))
 
 
 def split(
@@ -129,7 +129,7 @@ def split(
     shares: list[list[int]] = [[] for _ in range(count)]
     load = [0] * count
     for size, piece in sorted(pieces, key=lambda item: -item[0]):
-        least = load.index(min(load))
-        shares[least].extend(piece)
-        load[least] += size
+        lightest_rank = load.index(min(load))
+        shares[lightest_rank].extend(piece)
+        load[lightest_rank] += size
     return shares

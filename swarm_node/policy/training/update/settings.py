@@ -104,22 +104,22 @@ class TrainerSettings:
             "processes": self.processes >= 1,
             "hosts": self.hosts >= 1,
         }
-        wrong = [name for name, fine in valid.items() if not fine]
-        if wrong:
-            key = _KEYS.get(wrong[0], wrong[0])
-            raise ConfigError(f"{key} cannot be {getattr(self, wrong[0])!r}")
-        several = self.processes * self.hosts > 1
-        if self.optimizer == "adamw8bit" and several:
+        invalid_names = [name for name, fine in valid.items() if not fine]
+        if invalid_names:
+            key = _KEYS.get(invalid_names[0], invalid_names[0])
+            raise ConfigError(f"{key} cannot be {getattr(self, invalid_names[0])!r}")
+        is_distributed = self.processes * self.hosts > 1
+        if self.optimizer == "adamw8bit" and is_distributed:
             raise ConfigError(
                 'training.optimizer = "adamw8bit" works in one process: with run.trainer_processes '
                 'or run.trainer_hosts set "adamw", whose moments are spread over the GPUs anyway'
             )
-        if self.dtype == "float16" and several:
+        if self.dtype == "float16" and is_distributed:
             raise ConfigError(
                 'training.dtype = "float16" works in one process: with run.trainer_processes or '
                 'run.trainer_hosts set "float32"'
             )
-        if self.base == "nf4" and several:
+        if self.base == "nf4" and is_distributed:
             raise ConfigError(
                 'training.base = "nf4" works in one process: with run.trainer_processes or '
                 'run.trainer_hosts set "whole"'
@@ -130,11 +130,11 @@ class TrainerSettings:
         over `warmup_updates`. Over `lr_decay_steps` after them it falls by half a cosine (arXiv
         1608.03983) to `DECAYED` of it, and stays there: a swarm has no last update. With 0 it does
         not fall."""
-        begun = update + 1 - max(self.warmup_updates, 1)
-        if begun < 0:
+        decay_step = update + 1 - max(self.warmup_updates, 1)
+        if decay_step < 0:
             return self.learning_rate * (update + 1) / self.warmup_updates
-        done = min(1.0, begun / self.lr_decay_steps) if self.lr_decay_steps else 0.0
-        share = DECAYED + (1 - DECAYED) * (1 + math.cos(math.pi * done)) / 2
+        progress = min(1.0, decay_step / self.lr_decay_steps) if self.lr_decay_steps else 0.0
+        share = DECAYED + (1 - DECAYED) * (1 + math.cos(math.pi * progress)) / 2
         return self.learning_rate * share
 
     @classmethod

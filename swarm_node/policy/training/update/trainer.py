@@ -75,21 +75,21 @@ class TrainerCore:
         self.settings = settings
         self.version = 0
         self._ranks = ranks
-        here = min(ranks.count, settings.processes)
+        local_size = min(ranks.count, settings.processes)
         self.placement = place(
             settings.device,
             settings.dtype,
             hardware(settings.device),
-            rank=ranks.index % here,
-            ranks=here,
+            rank=ranks.index % local_size,
+            ranks=local_size,
         )
         self.model = self._load(model_dir, share)
         #: The adapter that is trained; None where all weights are.
         self.adapter: TrainedAdapter | None = None
         if settings.lora_rank:
             self.adapter = make_adapter(self.model, settings.lora_rank, seed=settings.seed)
-        trained = self.adapter.parameters if self.adapter else self.model.named_parameters()
-        self._trained = dict(trained)
+        parameters = self.adapter.parameters if self.adapter else self.model.named_parameters()
+        self._trained = dict(parameters)
         self._clock = clock
         self._updates = 0
         self._non_finite = 0
@@ -99,7 +99,7 @@ class TrainerCore:
         self._base = policy_digests(model_dir)[0] if digest is None else digest
         self._gradient = self._gradient_pass(model_dir)
         #: This process's parts of the trained parameters, by the parameters' names.
-        self._parts = {name: ranks.local(whole) for name, whole in self._trained.items()}
+        self._parts = {name: ranks.local(parameter) for name, parameter in self._trained.items()}
         self._optimizer = make_optimizer(
             *(settings.optimizer, list(self._parts.values())),
             *(settings.betas, settings.weight_decay),
@@ -116,46 +116,46 @@ class TrainerCore:
             ModelError: the third update in a row was not finite, so that an earlier state must be
                 restored; or one row alone does not fit in memory.
         """
-        started = self._clock.now()
-        fitting = [self._fits(row) for row in batch.rows]
-        rows = list(compress(batch.rows, fitting))
+        start = self._clock.now()
+        fit_mask = [self._fits(row) for row in batch.rows]
+        rows = list(compress(batch.rows, fit_mask))
         self._own_answers.note(rows)
-        informative = [row for row in rows if row.informative]
+        gradient_rows = [row for row in rows if row.informative]
         tokens = sum(row.completion_ids.size for row in rows)
-        done, grad_norm = Accumulated(), 0.0
+        result, grad_norm = Accumulated(), 0.0
         halvings = self._gradient.halvings
-        skipped: str | None = "no mixed rewards"
-        if informative:
+        skip_reason: str | None = "no mixed rewards"
+        if gradient_rows:
             size = BatchSize(tokens, len(rows), self.settings.longest_answer)
             # Only peers' rows are compared with them.
-            peers = any(row.provenance is not Provenance.OWN for row in informative)
+            peers = any(row.provenance is not Provenance.OWN for row in gradient_rows)
             floors = self._own_answers.floors(self.settings.temperature) if peers else ()
-            done = self._gradient.accumulate(informative, size, self.version, floors)
+            result = self._gradient.accumulate(gradient_rows, size, self.version, floors)
             grad_norm = self._clip_gradient()
-            skipped = self._non_finite_fault(done.loss, grad_norm)
-        if skipped is None:
+            skip_reason = self._non_finite_fault(result.loss, grad_norm)
+        if skip_reason is None:
             self._step()
         return UpdateStats(
             version=self.version,
-            loss=done.loss,
+            loss=result.loss,
             grad_norm=grad_norm,
             tokens=tokens,
             rows=len(rows),
-            informative=len(informative),
+            informative=len(gradient_rows),
             refused=len(batch.rows) - len(rows),
-            implausible=done.implausible,
-            too_long=_peers_groups(compress(batch.rows, map(not_, fitting))),
-            unlikely=mostly_unlikely(informative, done.unlikely),
-            learnt=tuple(done.learnt),
-            clip_ratio=done.sums.mean("clipped", 0.0),
-            mean_ratio=done.sums.mean("ratio", 1.0),
-            mismatch_kl=done.sums.mean("kl", 0.0),
-            mean_abs_delta=done.sums.mean("absolute", 0.0),
-            entropy=done.entropy / max(done.tokens, 1),
-            seconds=self._clock.now() - started,
+            implausible=result.implausible,
+            too_long=_peers_groups(compress(batch.rows, map(not_, fit_mask))),
+            unlikely=mostly_unlikely(gradient_rows, result.unlikely),
+            learnt=tuple(result.learnt),
+            clip_ratio=result.sums.mean("clipped", 0.0),
+            mean_ratio=result.sums.mean("ratio", 1.0),
+            mismatch_kl=result.sums.mean("kl", 0.0),
+            mean_abs_delta=result.sums.mean("absolute", 0.0),
+            entropy=result.entropy / max(result.tokens, 1),
+            seconds=self._clock.now() - start,
             halvings=self._gradient.halvings - halvings,
             micro_batch_tokens=self._gradient.token_budget,
-            skipped=skipped,
+            skipped=skip_reason,
         )
 
     def weights(self, take: Callable[[Tensor, torch.dtype], Tensor] = on_host) -> dict[str, Tensor]:
@@ -176,9 +176,9 @@ class TrainerCore:
         moments: dict[str, Tensor] = {}
         for name, part in self._parts.items():
             for kind, value in self._optimizer.state.get(part, {}).items():
-                whole = self._ranks.gather(self._trained[name], value)
+                full_tensor = self._ranks.gather(self._trained[name], value)
                 if not self._ranks.index:
-                    moments[f"{kind}:{name}"] = take(whole, whole.dtype)
+                    moments[f"{kind}:{name}"] = take(full_tensor, full_tensor.dtype)
         if self.adapter:
             adapters = self.adapter.parameters.items()
             weights = {name: take(value, value.dtype) for name, value in adapters}
@@ -204,15 +204,17 @@ class TrainerCore:
             CheckpointError: the state is of another base model, or another part of it was trained;
                 or its moments are damaged.
         """
-        made = state.settings.get("lora_rank", 0), state.model
-        require_same(made, (self.settings.lora_rank, self._base))
+        origin = state.settings.get("lora_rank", 0), state.model
+        require_same(origin, (self.settings.lora_rank, self._base))
         keys = [key.partition(":") for key in state.optimizer]
         if not {name for *_, name in keys} <= self._trained.keys():
             raise CheckpointError(OTHER_BASE)
-        mine = self.settings.plain()
-        changed = [name for name in mine if state.settings.get(name) != mine[name]]
-        if changed:
-            _log.warning("settings differ from those of the checkpoint: %s", ", ".join(changed))
+        settings = self.settings.plain()
+        changed_names = [name for name in settings if state.settings.get(name) != settings[name]]
+        if changed_names:
+            _log.warning(
+                "settings differ from those of the checkpoint: %s", ", ".join(changed_names)
+            )
         if self.adapter:
             self.adapter.load_state(state.weights)
         else:
@@ -221,16 +223,16 @@ class TrainerCore:
         moments: dict[str, dict[str, Tensor]] = {}
         for (kind, _, name), value in zip(keys, state.optimizer.values(), strict=True):
             moments.setdefault(name, {})[kind] = value
-        for name, stored in moments.items():
+        for name, tensors in moments.items():
             part = self._parts[name]
-            if not are_usable(stored, self._trained[name].shape):
+            if not are_usable(tensors, self._trained[name].shape):
                 raise CheckpointError(
                     f"the checkpoint's moments of {name} are damaged",
                     "move its directory away to use an older one",
                 )
             self._optimizer.state[part] = {
                 kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
-                for kind, value in self._optimizer.layout(part, stored).items()
+                for kind, value in self._optimizer.layout(part, tensors).items()
             }
         try:
             self._own_answers = OwnAnswers(state.own_answers)
@@ -244,8 +246,12 @@ class TrainerCore:
     def _tables(self) -> list[str]:
         """Names of the trained parameters with a row for each token of the vocabulary."""
         tokens = self.model.config.vocab_size
-        trained = self._trained.items()
-        return [name for name, whole in trained if whole.ndim == 2 and whole.shape[0] == tokens]
+        parameters = self._trained.items()
+        return [
+            name
+            for name, parameter in parameters
+            if parameter.ndim == 2 and parameter.shape[0] == tokens
+        ]
 
     def _gradient_pass(self, model_dir: Path) -> GradientPass:
         settings = self.settings
@@ -283,9 +289,9 @@ class TrainerCore:
             return {} if self._ranks.index else self.adapter.merged(dtype)
         state: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            whole = self._ranks.gather(parameter, self._ranks.local(parameter))
+            full_tensor = self._ranks.gather(parameter, self._ranks.local(parameter))
             if not self._ranks.index:
-                for hf_name, part in self.model.hf_parts(name, whole):
+                for hf_name, part in self.model.hf_parts(name, full_tensor):
                     state[hf_name] = take(part, dtype)
         return state
 
@@ -300,17 +306,17 @@ class TrainerCore:
         that the update does not fail. A peer's row longer than own ones must also fit a
         micro-batch, so that it does not use up the memory."""
         config = self.model.config
-        given = (token for _, ids in row.between for token in ids)
-        largest = max(int(row.prompt_ids.max()), int(row.completion_ids.max()), *given)
+        inserted_ids = (token for _, ids in row.between for token in ids)
+        max_id = max(int(row.prompt_ids.max()), int(row.completion_ids.max()), *inserted_ids)
         as_own = row.completion_ids.size <= self.settings.longest_answer
-        most = config.max_position_embeddings
+        limit = config.max_position_embeddings
         if row.provenance is not Provenance.OWN and not as_own:
-            most = min(most, self._gradient.token_budget)
-        return largest < config.vocab_size and len(row) <= most
+            limit = min(limit, self._gradient.token_budget)
+        return max_id < config.vocab_size and len(row) <= limit
 
     def _clip_gradient(self) -> float:
-        longest = self.settings.max_grad_norm
-        return self._ranks.norm(torch.nn.utils.clip_grad_norm_(self._trained.values(), longest))
+        max_norm = self.settings.max_grad_norm
+        return self._ranks.norm(torch.nn.utils.clip_grad_norm_(self._trained.values(), max_norm))
 
     def _non_finite_fault(self, loss: float, grad_norm: float) -> str | None:
         broken = sum(not bool(part.isfinite().all()) for part in self._parts.values())

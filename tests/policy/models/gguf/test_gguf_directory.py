@@ -81,14 +81,14 @@ def farthest(path: Path, directory: Path, text: str = "", rope: Any = None) -> f
 @pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1", "F16", "BF16", "F32"])
 def test_logits_are_those_of_transformers(tmp_path: Path, family: str, encoding: str) -> None:
     path = write_gguf(tmp_path / "m.gguf", family, encoding)
-    assert farthest(path, resolve(str(path), told=silent)) <= TOLERANCE
+    assert farthest(path, resolve(str(path), notify=silent)) <= TOLERANCE
 
 
 def test_an_output_head_of_its_own_is_kept(tmp_path: Path) -> None:
     stored = tensors("qwen2")
     stored["output.weight"] = np.flip(stored["token_embd.weight"]).copy()
     path = write_gguf(tmp_path / "m.gguf", stored=stored)
-    directory = resolve(str(path), told=silent)
+    directory = resolve(str(path), notify=silent)
     assert not ModelConfig.from_directory(directory).tie_word_embeddings
     assert farthest(path, directory) <= TOLERANCE
 
@@ -97,7 +97,7 @@ def test_an_output_head_of_its_own_is_kept(tmp_path: Path) -> None:
 def test_weights_keep_the_type_in_which_they_lose_nothing(
     tmp_path: Path, encoding: str, dtype: str
 ) -> None:
-    directory = resolve(str(write_gguf(tmp_path / "m.gguf", encoding=encoding)), told=silent)
+    directory = resolve(str(write_gguf(tmp_path / "m.gguf", encoding=encoding)), notify=silent)
     with (directory / "model.safetensors").open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     assert header["model.embed_tokens.weight"]["dtype"] == dtype
@@ -106,7 +106,7 @@ def test_weights_keep_the_type_in_which_they_lose_nothing(
 
 def test_tokens_and_template_are_those_of_the_file(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf")
-    codec = Codec.from_directory(resolve(str(path), told=silent))
+    codec = Codec.from_directory(resolve(str(path), notify=silent))
     assert codec.eos_ids == {0, 2}, "by key, and by name"
     prompt = codec.encode_prompt("a tin <|im_end|>")
     assert prompt[0] == 1
@@ -128,7 +128,7 @@ def test_rows_without_a_token_have_no_name_unless_the_file_says_so(tmp_path: Pat
         tokenizer__ggml__bos_token_id=len(names) - 1,
         tokenizer__ggml__add_bos_token=True,
     )
-    directory = resolve(str(path), told=silent)
+    directory = resolve(str(path), notify=silent)
     assert Codec.from_directory(directory).special_ids >= {len(names) - 2, len(names) - 1}
     vocabulary = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"]
     assert vocabulary.keys() == {*names} - {"[PAD1]"}
@@ -140,14 +140,14 @@ def test_a_second_start_uses_what_the_first_wrote_and_says_what_it_is(
     path = write_gguf(tmp_path / "m.gguf")
     told: list[Any] = []
     assert not local(str(path))
-    first = resolve(str(path), told=told.append)
+    first = resolve(str(path), notify=told.append)
     assert local(str(path))
     assert first.parent == cache.resolve()
     assert [type(what) for what in told] == [Dequantising, Quantised]
     before = {file: file.stat().st_mtime_ns for file in first.iterdir()}
     told.clear()
     moved = path.rename(tmp_path / "other.gguf")  # the content counts, not the name
-    assert resolve(str(moved), told=told.append) == first
+    assert resolve(str(moved), notify=told.append) == first
     assert {file: file.stat().st_mtime_ns for file in first.iterdir()} == before
     assert told == [Quantised("other.gguf", ("Q8_0",))]
     assert Model.read("m", first).config.hidden_size == HIDDEN
@@ -166,7 +166,7 @@ def test_a_start_says_that_it_waits_for_another(tmp_path: Path, cache: Path) -> 
             if isinstance(what, WaitingForLock):  # the other process ends
                 fcntl.flock(lock, fcntl.LOCK_UN)
 
-        assert resolve(str(path), told=tell) == place.resolve()
+        assert resolve(str(path), notify=tell) == place.resolve()
     assert told[0] == WaitingForLock(path)
 
 
@@ -175,26 +175,26 @@ def test_a_cache_that_another_user_may_write_is_refused(
     tmp_path: Path, cache: Path, shared: str
 ) -> None:
     path = write_gguf(tmp_path / "m.gguf")
-    written = resolve(str(path), told=silent)
+    written = resolve(str(path), notify=silent)
     directory = written if shared == "*" else cache / shared
     for mode in (0o770, 0o707):
         directory.chmod(mode)
         with pytest.raises(ModelError, match=f"{directory.name or cache.name}.*XDG_CACHE_HOME"):
-            resolve(str(path), told=silent)
+            resolve(str(path), notify=silent)
     directory.chmod(0o755)  # others may read it
-    assert resolve(str(path), told=silent) == written
+    assert resolve(str(path), notify=silent) == written
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT RUN: needs root, to make another user's files")
 def test_a_cache_of_another_user_is_refused(tmp_path: Path, cache: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf")
-    written = resolve(str(path), told=silent)
+    written = resolve(str(path), notify=silent)
     for directory in (written, cache, cache.parent):
         os.chown(directory, 12345, -1)
         with pytest.raises(ModelError, match="XDG_CACHE_HOME"):
-            resolve(str(path), told=silent)
+            resolve(str(path), notify=silent)
         os.chown(directory, 0, -1)
-    assert resolve(str(path), told=silent) == written
+    assert resolve(str(path), notify=silent) == written
 
 
 def test_without_the_package_the_header_is_read_and_weights_are_refused_with_what_to_install(
@@ -204,7 +204,7 @@ def test_without_the_package_the_header_is_read_and_weights_are_refused_with_wha
     monkeypatch.setitem(sys.modules, "gguf", None)  # as if it were not installed
     assert gguf_model(path)[0].hidden_size == HIDDEN
     with pytest.raises(ModelError, match=r"m\.gguf.*`pip install .*gguf"):
-        resolve(str(path), told=silent)
+        resolve(str(path), notify=silent)
     assert [file.suffix for file in cache.iterdir()] == [".lock"]
 
 
@@ -250,7 +250,7 @@ def test_a_killed_run_leaves_nothing_that_the_next_one_takes(tmp_path: Path, cac
     (left,) = cache.glob("*.new")
     assert (left / "config.json").is_file()
     assert not local(str(path))
-    directory = resolve(str(path), told=silent)
+    directory = resolve(str(path), notify=silent)
     assert not left.exists()
     assert farthest(path, directory) <= TOLERANCE
 
@@ -308,14 +308,14 @@ def test_what_is_not_computed_is_refused_by_name_and_leaves_nothing(
 ) -> None:
     path = write_gguf(tmp_path / "m.gguf", family, **changes)
     with pytest.raises(ModelError, match=named):
-        resolve(str(path), told=silent)
+        resolve(str(path), notify=silent)
     assert not cache.is_dir() or {file.suffix for file in cache.iterdir()} <= {".lock"}
 
 
 def test_an_unexpected_tensor_is_refused_by_name(tmp_path: Path) -> None:
     stored = {**tensors("llama"), "blk.0.attn_q.bias": np.zeros(HEADS * HEAD, np.float32)}
     with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.bias"):
-        resolve(str(write_gguf(tmp_path / "m.gguf", "llama", stored=stored)), told=silent)
+        resolve(str(write_gguf(tmp_path / "m.gguf", "llama", stored=stored)), notify=silent)
 
 
 def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, cache: Path) -> None:
@@ -323,7 +323,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, cache: 
     stored["blk.1.ffn_up.weight"][3, 4] = np.nan
     path = write_gguf(tmp_path / "m.gguf", encoding="F32", stored=stored)
     with pytest.raises(ModelError, match=r"blk\.1\.ffn_up"):
-        resolve(str(path), told=silent)
+        resolve(str(path), notify=silent)
     assert not list(cache.glob("*.new"))
 
 
@@ -336,7 +336,7 @@ def test_linear_scaling_is_that_of_transformers(tmp_path: Path, family: str) -> 
         for name, value in tensors(family).items()
     }
     path = write_gguf(tmp_path / "m.gguf", family, stored=sharp, **changes)
-    directory = resolve(str(path), told=silent)
+    directory = resolve(str(path), notify=silent)
     rope = {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}
     assert farthest(path, directory, rope=rope) <= TOLERANCE
     assert farthest(path, directory, rope={**rope, "factor": 1.0}) > 10 * TOLERANCE
@@ -382,7 +382,7 @@ def llama3(factor: float) -> np.ndarray[Any, Any]:
 def test_the_positions_of_llama_3_become_its_rope_scaling(tmp_path: Path) -> None:
     stored = {"rope_freqs.weight": llama3(8.0), **tensors("llama")}
     path = write_gguf(tmp_path / "m.gguf", "llama", stored=stored)
-    config = json.loads((resolve(str(path), told=silent) / "config.json").read_text())
+    config = json.loads((resolve(str(path), notify=silent) / "config.json").read_text())
     assert config["rope_parameters"] == {
         "rope_theta": 10000.0,
         "rope_type": "llama3",
@@ -395,14 +395,14 @@ def test_the_positions_of_llama_3_become_its_rope_scaling(tmp_path: Path) -> Non
         tmp_path / "t.gguf", "llama", stored=stored, llama__rope__scaling__factor=2.0
     )
     with pytest.raises(ModelError, match="twice"):
-        resolve(str(twice), told=silent)
+        resolve(str(twice), notify=silent)
     shorter = {**stored, "rope_freqs.weight": np.ones(1, np.float32)}
     with pytest.raises(ModelError, match="rope_freqs"):
-        resolve(str(write_gguf(tmp_path / "s.gguf", "llama", stored=shorter)), told=silent)
+        resolve(str(write_gguf(tmp_path / "s.gguf", "llama", stored=shorter)), notify=silent)
     other = {**stored, "rope_freqs.weight": llama3(8.0) * np.linspace(1, 2, HEAD // 2)}
     other["rope_freqs.weight"] = other["rope_freqs.weight"].astype(np.float32)
     with pytest.raises(ModelError, match="rope_freqs"):
-        resolve(str(write_gguf(tmp_path / "o.gguf", "llama", stored=other)), told=silent)
+        resolve(str(write_gguf(tmp_path / "o.gguf", "llama", stored=other)), notify=silent)
 
 
 @pytest.mark.slow(reason="makes two million merges")
@@ -421,7 +421,7 @@ def test_pieces_with_more_merges_than_memory_has_are_refused(tmp_path: Path) -> 
         tokenizer__ggml__merges=None,
     )
     with pytest.raises(ModelError, match="merges"):
-        resolve(str(path), told=silent)
+        resolve(str(path), notify=silent)
 
 
 def test_pieces_of_sentence_piece_are_merged_by_their_scores(tmp_path: Path) -> None:
@@ -446,7 +446,7 @@ def test_pieces_of_sentence_piece_are_merged_by_their_scores(tmp_path: Path) -> 
     )
     from transformers import AutoTokenizer
 
-    ours = AutoTokenizer.from_pretrained(resolve(str(path), told=silent))
+    ours = AutoTokenizer.from_pretrained(resolve(str(path), notify=silent))
     theirs = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     for text in ("the the", "hethe  the", "é the\n", ""):
         ids = ours(text, add_special_tokens=False)["input_ids"]
@@ -459,7 +459,7 @@ def test_pieces_of_sentence_piece_are_merged_by_their_scores(tmp_path: Path) -> 
 @pytest.mark.slow(reason="dequantises a real model and reads it three times")
 def test_the_logits_of_a_real_model_are_those_of_transformers() -> None:
     told: list[Told] = []
-    directory = resolve(str(REAL), told=told.append)
+    directory = resolve(str(REAL), notify=told.append)
     assert told[-1] == Quantised(REAL.name, ("Q4_1", "Q8_0"))
     # Of a row of rare tokens, float32 itself is 2e-3 away from float64.
     assert farthest(REAL, directory, "Paris is the capital of France: 12 + 30 = 42.") <= TOLERANCE

@@ -42,7 +42,7 @@ MIB = 1 << 20
 
 
 def test_a_cpu_plan_pads_small_heads_and_bounds_its_cache() -> None:
-    plan = plan_engine(TINY, where=ON_CPU, max_rows=64, max_new_tokens=24)
+    plan = plan_engine(TINY, placement=ON_CPU, max_rows=64, max_new_tokens=24)
     assert (plan.head_size, plan.dtype, plan.max_model_len) == (32, "float32", 1024)
     assert plan.kv_bytes is not None
     assert 32 * MIB <= plan.kv_bytes <= 1024 * MIB
@@ -62,13 +62,15 @@ def test_a_cpu_plan_pads_small_heads_and_bounds_its_cache() -> None:
 def test_a_cpu_plan_has_room_for_the_planned_rows_at_once(
     dtype: Literal["float32", "bfloat16"], size: int
 ) -> None:
-    plan = plan_engine(HALF_BILLION, where=Placement("cpu", dtype), max_rows=8, max_new_tokens=512)
+    plan = plan_engine(
+        HALF_BILLION, placement=Placement("cpu", dtype), max_rows=8, max_new_tokens=512
+    )
     # Keys and values of 24 layers with 2 heads of 64, of a prompt of 256 tokens and its answer.
     assert plan.kv_bytes == 8 * (256 + 512) * 2 * 24 * 2 * 64 * size
 
 
 def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:
-    plan = plan_engine(HALF_BILLION, where=ON_GPU, max_rows=256, max_new_tokens=1024)
+    plan = plan_engine(HALF_BILLION, placement=ON_GPU, max_rows=256, max_new_tokens=1024)
     assert (plan.head_size, plan.dtype, plan.kv_bytes) == (64, "bfloat16", None)
     arguments = engine_arguments(plan, Path("view"))
     assert 0 < arguments["gpu_memory_utilization"] < 0.5
@@ -86,14 +88,14 @@ def test_a_cuda_plan_takes_a_share_or_so_many_bytes() -> None:
     )
     assert engine_environment(two)["NCCL_SOCKET_IFNAME"] == "lo"
     exact = plan_engine(
-        HALF_BILLION, where=Placement("cuda:0", "float32"), max_rows=256, max_new_tokens=1024
+        HALF_BILLION, placement=Placement("cuda:0", "float32"), max_rows=256, max_new_tokens=1024
     )
     assert (exact.dtype, exact.tolerance) == ("float32", 0.01)
 
 
 def test_async_scheduling_is_vllms_choice_unless_the_plan_says_otherwise() -> None:
     for where, overlaps in ((ON_CPU, False), (ON_GPU, True)):
-        plan = plan_engine(HALF_BILLION, where=where, max_rows=8, max_new_tokens=24)
+        plan = plan_engine(HALF_BILLION, placement=where, max_rows=8, max_new_tokens=24)
         assert plan.overlaps is overlaps
         assert "async_scheduling" not in engine_arguments(plan, Path("view"))
         for wanted in (True, False):
@@ -103,7 +105,7 @@ def test_async_scheduling_is_vllms_choice_unless_the_plan_says_otherwise() -> No
 
 
 def test_on_cuda_decoding_steps_are_graphs_up_to_the_planned_rows() -> None:
-    plan = plan_engine(HALF_BILLION, where=ON_GPU, max_rows=100, max_new_tokens=1024)
+    plan = plan_engine(HALF_BILLION, placement=ON_GPU, max_rows=100, max_new_tokens=1024)
     arguments = engine_arguments(plan, Path("view"))
     assert "enforce_eager" not in arguments
     graphs = arguments["compilation_config"]
@@ -114,7 +116,7 @@ def test_on_cuda_decoding_steps_are_graphs_up_to_the_planned_rows() -> None:
 def test_an_engine_starts_beside_a_trainer_that_fills_the_card() -> None:
     made = make_plan(HALF_BILLION, Job(max_new_tokens=1024), 8 << 30)
     plan = plan_engine(
-        HALF_BILLION, where=ON_GPU, max_rows=1, max_new_tokens=1024, share=made.engine
+        HALF_BILLION, placement=ON_GPU, max_rows=1, max_new_tokens=1024, share=made.engine
     )
     assert engine_arguments(plan, Path("view"))["gpu_memory_utilization"] == 0.02
 
@@ -134,7 +136,7 @@ print(graphs.mode.name, graphs.cudagraph_mode.name, graphs.cudagraph_mode.decode
 @pytest.mark.slow(reason="starts a process that imports vLLM")
 @pytest.mark.skipif(installed_vllm() is None, reason="vllm is not installed")
 def test_vllm_reads_them_as_graphs_of_decoding_and_no_compiler() -> None:
-    plan = plan_engine(HALF_BILLION, where=ON_GPU, max_rows=20, max_new_tokens=24, lora_rank=8)
+    plan = plan_engine(HALF_BILLION, placement=ON_GPU, max_rows=20, max_new_tokens=24, lora_rank=8)
     given = json.dumps(engine_arguments(plan, resolve("tiny")))
     done = subprocess.run(
         [sys.executable, "-c", READS], input=given, capture_output=True, text=True, check=True
@@ -154,7 +156,7 @@ def test_the_first_sync_of_a_gpu_may_compile_and_a_group_may_wait_for_others() -
 
 def test_an_engine_on_a_gpu_that_keeps_failing_names_the_older_model_runner() -> None:
     ways = [
-        plan_engine(HALF_BILLION, where=where, max_rows=8, max_new_tokens=24).ways_out
+        plan_engine(HALF_BILLION, placement=where, max_rows=8, max_new_tokens=24).ways_out
         for where in (ON_CPU, ON_GPU)
     ]
     assert "VLLM_USE_V2_MODEL_RUNNER=0" not in ways[0]
@@ -163,16 +165,21 @@ def test_an_engine_on_a_gpu_that_keeps_failing_names_the_older_model_runner() ->
 
 
 def test_the_rank_of_adapters_is_rounded_up_to_one_that_vllm_takes() -> None:
-    plan = plan_engine(TINY, where=ON_CPU, max_rows=8, max_new_tokens=24, lora_rank=12)
+    plan = plan_engine(TINY, placement=ON_CPU, max_rows=8, max_new_tokens=24, lora_rank=12)
     assert engine_arguments(plan, Path("view"))["max_lora_rank"] == 16
     with pytest.raises(ModelError, match="rank"):
-        plan_engine(TINY, where=ON_CPU, max_rows=8, max_new_tokens=24, lora_rank=1024)
+        plan_engine(TINY, placement=ON_CPU, max_rows=8, max_new_tokens=24, lora_rank=1024)
 
 
 def test_an_engine_that_shares_the_base_is_told_where_it_is() -> None:
     own, sharing = (
         plan_engine(
-            HALF_BILLION, where=ON_GPU, max_rows=8, max_new_tokens=24, lora_rank=16, shares_base=one
+            HALF_BILLION,
+            placement=ON_GPU,
+            max_rows=8,
+            max_new_tokens=24,
+            lora_rank=16,
+            shares_base=one,
         )
         for one in (False, True)
     )
@@ -192,7 +199,7 @@ def test_an_engine_that_shares_the_base_is_told_where_it_is() -> None:
 def test_a_base_of_four_bits_is_read_and_quantized_by_the_engine() -> None:
     whole, four = (
         plan_engine(
-            HALF_BILLION, where=ON_GPU, max_rows=8, max_new_tokens=24, lora_rank=16, nf4=nf4
+            HALF_BILLION, placement=ON_GPU, max_rows=8, max_new_tokens=24, lora_rank=16, nf4=nf4
         )
         for nf4 in (False, True)
     )
@@ -201,7 +208,7 @@ def test_a_base_of_four_bits_is_read_and_quantized_by_the_engine() -> None:
     assert changed == {"quantization": "bitsandbytes", "load_format": "bitsandbytes"}
     assert (after["model"], after["enable_lora"]) == ("model", True)
     with pytest.raises(ModelError, match=r"bfloat16.*training\.dtype"):
-        plan_engine(HALF_BILLION, where=ON_CPU, max_rows=8, max_new_tokens=24, nf4=True)
+        plan_engine(HALF_BILLION, placement=ON_CPU, max_rows=8, max_new_tokens=24, nf4=True)
     settings = load_settings({"training.base": "nf4", "training.lora_rank": 16}, environ={})
     found = Fit(ON_GPU, vllm=True, training=TrainingMethod(16, nf4=True))
     assert derived_engine_plan(settings, HALF_BILLION, found).nf4
@@ -220,7 +227,7 @@ def test_what_cannot_work_is_refused_with_a_way_out() -> None:
     normalising = replace(TINY, model_type="qwen3")
     for model in (odd, normalising):
         with pytest.raises(ModelError, match="--sampler torch"):
-            plan_engine(model, where=ON_CPU, max_rows=1, max_new_tokens=8)
+            plan_engine(model, placement=ON_CPU, max_rows=1, max_new_tokens=8)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +303,7 @@ def test_a_plan_of_the_gpu_decides_what_the_engine_gets() -> None:
     for can_sleep in (False, True):
         plan = make_plan(HALF_BILLION, Job(max_new_tokens=1024, can_sleep=can_sleep), 8 << 30)
         made = plan_engine(
-            HALF_BILLION, where=ON_GPU, max_rows=1, max_new_tokens=1024, share=plan.engine
+            HALF_BILLION, placement=ON_GPU, max_rows=1, max_new_tokens=1024, share=plan.engine
         )
         wanted = plan.engine.vllm_arguments()
         assert wanted.items() <= engine_arguments(made, Path("view")).items()
@@ -305,7 +312,7 @@ def test_a_plan_of_the_gpu_decides_what_the_engine_gets() -> None:
 
 def test_prompts_too_long_for_the_engine_do_not_fit_the_codec() -> None:
     long = replace(TINY, max_position_embeddings=1 << 17)
-    plan = plan_engine(long, where=ON_CPU, max_rows=8, max_new_tokens=24)
+    plan = plan_engine(long, placement=ON_CPU, max_rows=8, max_new_tokens=24)
     assert plan.max_model_len < long.max_position_embeddings
     codec = Codec.from_directory(resolve("tiny")).within(100)
     assert codec.fits(range(76), 24)
