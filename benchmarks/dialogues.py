@@ -30,9 +30,9 @@ from swarm_node.environments.base import Dialogue, Task
 from swarm_node.environments.games import create
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.judgement import ReplayedDialogue
-from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.node.loops.sampling.dialogues import PlayedDialogue, Player, joined
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch

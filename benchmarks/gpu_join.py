@@ -50,7 +50,7 @@ from node_process import NodeProcess
 from real_shapes import import_environments, make_model, shape_named
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.figures.snapshot import EvalPoint, Snapshot
+from swarm_node.node.metrics.snapshot import EvalPoint, Snapshot
 from swarm_node.node.preflight.defaults import LONGEST_ANSWER
 from swarm_node.node.preflight.probe import gpu_memory
 from swarm_node.policy.memory.footprint import CONTEXT

@@ -37,7 +37,7 @@ import psutil
 from node_process import Memory, NodeProcess, cpu_seconds
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.figures.snapshot import PeerRow, Snapshot
+from swarm_node.node.metrics.snapshot import PeerRow, Snapshot
 
 ROOT = Path(__file__).resolve().parents[1]
 QUIET = ["run.eval_seconds=3600"]

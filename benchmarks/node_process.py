@@ -19,8 +19,8 @@ import psutil
 
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.snapshot import Snapshot
 
 START_SECONDS = 180.0
 STOP_SECONDS = 60.0

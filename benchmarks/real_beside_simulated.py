@@ -26,8 +26,8 @@ from research.scenario import StudyScenario
 from research.swarm import simulate
 from swarm_node.demo.nodes import DemoNode, make_swarm
 from swarm_node.demo.tasks import FAMILIES
-from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.snapshot import Snapshot
 from swarm_node.simulation.paced import Pace
 from swarm_node.simulation.run import progress_bar, simulation_settings
 

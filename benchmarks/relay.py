@@ -40,7 +40,7 @@ def meet(swarm: Swarm, ends: Sequence[End], numbers: Sequence[int], relay: str) 
         stated = {"addresses": (relay,), "relays": True} if not number else {"addresses": ()}
         presence = swarm.presence(swarm.member(number), 60.0, **stated)
         for end in ends:
-            end.members.hear(presence)
+            end.members.read_presence(presence)
 
 
 async def serve(place: Path, begin: int, count: int) -> None:

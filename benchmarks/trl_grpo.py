@@ -51,7 +51,7 @@ from real_shapes import make_model
 from safetensors.torch import save_file
 
 from research.few_families import EASIEST
-from swarm_node.node.figures.snapshot import Snapshot
+from swarm_node.node.metrics.snapshot import Snapshot
 from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.shapes import known_shape

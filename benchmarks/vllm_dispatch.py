@@ -25,7 +25,7 @@ import psutil
 import torch
 from endless import endless
 
-from swarm_node.node.loops.sampling.harvest import Harvest, PendingGroup
+from swarm_node.node.loops.sampling.partial_rollouts import PartialRollouts, PendingGroup
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
@@ -70,21 +70,21 @@ async def run_arm(
     sampler: VllmSampler, prompt: tuple[int, ...], arm: str, calls: int, seed: int
 ) -> Rates:
     """Tokens per second, tokens per second of the core's processor time, groups per second."""
-    harvest = Harvest(sampler, over_provision=ARMS[arm], max_staleness=1 << 30)
+    partial_rollouts = PartialRollouts(sampler, over_provision=ARMS[arm], max_staleness=1 << 30)
     tasks, made = TaskStream(prompt, seed), list[PendingGroup]()
 
     async def deliver(job: PendingGroup) -> None:
         made.append(job)
 
-    await harvest.gather(TARGET, tasks.draw, deliver)  # warms up; not counted
-    before = tokens_of(made) + tokens_of(harvest.interrupted)
+    await partial_rollouts.gather(TARGET, tasks.draw, deliver)  # warms up; not counted
+    before = tokens_of(made) + tokens_of(partial_rollouts.interrupted)
     groups = len(made)
     core = psutil.Process((await sampler.stats())["core"])
     start, busy = time.perf_counter(), sum(core.cpu_times()[:2])
     for _ in range(calls):
-        await harvest.gather(TARGET, tasks.draw, deliver)
+        await partial_rollouts.gather(TARGET, tasks.draw, deliver)
     seconds = time.perf_counter() - start
-    tokens = tokens_of(made) + tokens_of(harvest.interrupted) - before
+    tokens = tokens_of(made) + tokens_of(partial_rollouts.interrupted) - before
     busy = sum(core.cpu_times()[:2]) - busy
     return tokens / seconds, tokens / busy, (len(made) - groups) / seconds
 

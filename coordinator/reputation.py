@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm_node.p2p.coordinator.coordinator_api import MAX_ROWS, Reputation, ReputationRow
-from swarm_node.p2p.limits.turns import in_turn
+from swarm_node.p2p.limits.round_robin import in_turn
 
 #: The part of all trust that returns to the pre-trusted in each step.
 RETURN: Final = 0.2

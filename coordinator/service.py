@@ -32,12 +32,12 @@ from swarm_node.p2p.coordinator.coordination import (
     open_report,
 )
 from swarm_node.p2p.limits.gates import PeerGates
-from swarm_node.p2p.limits.turns import in_turn
+from swarm_node.p2p.limits.round_robin import in_turn
 from swarm_node.p2p.membership.credentials import Shelf
 from swarm_node.p2p.membership.members import Keeper, Member, Members
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS, SwarmInfo
 from swarm_node.p2p.membership.statements import verify_revocations
-from swarm_node.p2p.peers.conduct import BLAMELESS
+from swarm_node.p2p.peers.standing import BLAMELESS
 from swarm_node.p2p.wire.identity import Identity, peer_id_of
 from swarm_node.page.event_log import EventLog, EventReport, Sight
 
@@ -162,7 +162,7 @@ class Service:
 
     def introduce(self, caller: Member, request: api.Introduction) -> api.Introduced | Rejected:
         """Keep the caller's presence, take its revocation list, and give it presences of others."""
-        record = self._members.hear(request.presence, author_id=caller.peer_id)
+        record = self._members.read_presence(request.presence, author_id=caller.peer_id)
         if isinstance(record, Rejected):
             return record
         if request.statement:

@@ -16,7 +16,7 @@ from research.scenario import StudyScenario
 from research.supervised import Lesson, SupervisedTrainer
 from research.unguarded import without
 from swarm_node.config import Settings
-from swarm_node.node.loops.parts import Parts
+from swarm_node.node.loops.node_parts import Parts
 from swarm_node.p2p.exchange.verify import restored_group
 from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.rollout import VerifiedGroup

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 
 from swarm_node.config import load_settings
-from swarm_node.node.figures.history import GroupCounts, HistoryRow
-from swarm_node.node.figures.snapshot import SCHEMA, Snapshot
+from swarm_node.node.metrics.history import GroupCounts, HistoryRow
+from swarm_node.node.metrics.snapshot import SCHEMA, Snapshot
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.experience.replay import ReplaySettings
 from swarm_node.rollout import (

@@ -10,7 +10,7 @@ from typing import Any
 from builders import quiet_snapshot
 
 from swarm_node.node.control.control import ControlServer
-from swarm_node.node.figures.history import HistoryReport
+from swarm_node.node.metrics.history import HistoryReport
 
 
 def control_server(file: Path, **changes: Any) -> ControlServer:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.node.home.home import Membership
-from swarm_node.p2p.exchange.affairs import Affairs
-from swarm_node.p2p.exchange.asking import Asker
-from swarm_node.p2p.exchange.meeting import Meeting
+from swarm_node.p2p.exchange.discovery import Discovery
+from swarm_node.p2p.exchange.membership_sync import MembershipSync
+from swarm_node.p2p.exchange.requests import Asker
 from swarm_node.p2p.exchange.serving import Server
 from swarm_node.p2p.limits.budgets import Traffic, Wants
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.peers.addressbook import AddressBook
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.storage import Storage
@@ -33,7 +33,7 @@ class Peer:
             rng=random.Random(0),
         )
         self.office = MemoryOffice()
-        self.local = local = Local.of(
+        self.local = local = LocalNode.of(
             membership.identity, membership.swarm, SYSTEM_CLOCK, self.office
         )
         self.members, self.directory, self.rejected = local.members, local.directory, local.rejected
@@ -55,21 +55,21 @@ class Peer:
             rng=rng,
         )
         asker = Asker(local, transport=self.transport, credentials=self.own)
-        affairs = Affairs(local, asker, self.own, self.directory.forget, rng)
-        self.meeting = Meeting(
+        membership_sync = MembershipSync(local, asker, self.own, self.directory.forget, rng)
+        self.discovery = Discovery(
             local,
             asker,
             AddressBook(membership.identity.peer_id, membership.identity.seed()),
             transport=self.transport,
             credentials=self.own,
-            affairs=affairs,
+            membership_sync=membership_sync,
             storage=self.storage,
             rng=rng,
             relays=lambda: False,
         )
 
-    async def beat(self) -> None:
-        await self.meeting.beat(0, 20.0)
+    async def send_heartbeat(self) -> None:
+        await self.discovery.send_heartbeat(0, 20.0)
 
     async def found(self) -> set[str]:
         return set(await self.transport.heartbeats())

@@ -24,7 +24,7 @@ from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
@@ -58,7 +58,7 @@ class Side:
     def __init__(self, home: Home, network: MemoryNetwork, membership: Membership) -> None:
         self.home = home
         self.membership = membership
-        self.local = Local.of(membership.identity, membership.swarm, SYSTEM_CLOCK)
+        self.local = LocalNode.of(membership.identity, membership.swarm, SYSTEM_CLOCK)
         self.members, self.directory = self.local.members, self.local.directory
         self.rejected = self.local.rejected
         self.storage = Storage(home.database)
@@ -141,7 +141,7 @@ class Side:
 
     async def fetch(self) -> list[VerifiedGroup]:
         """Meet, list and pull everything there is."""
-        await self.exchange.meeting.beat(0, 20.0)
+        await self.exchange.discovery.send_heartbeat(0, 20.0)
         await self.list_some(8, 64)
         return await self.pull()
 
@@ -276,7 +276,7 @@ async def _with_sides(
     for side in sides:
         await side.start()
     for side in sides:
-        await side.exchange.meeting.beat(0, 20.0)
+        await side.exchange.discovery.send_heartbeat(0, 20.0)
     await body(network, *sides)
     for side in sides:
         await side.stop()

@@ -15,7 +15,7 @@ from swarm_node.environments.base import Environment
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.parts import Parts
+from swarm_node.node.loops.node_parts import Parts
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport

@@ -18,7 +18,7 @@ from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
-from swarm_node.node.loops.peers.company import Company
+from swarm_node.node.loops.peers.connectivity import Connectivity
 from swarm_node.node.loops.supervisor import Supervisor
 from swarm_node.p2p.exchange.exchange import open_exchange
 from swarm_node.p2p.exchange.serving import Server
@@ -26,11 +26,11 @@ from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.probe import Knock, Prober, ProbeServer
+from swarm_node.p2p.reach.reachability import Reach, Relay
 from swarm_node.p2p.reach.transport import ReachingTransport
-from swarm_node.p2p.reach.verdict import Reach, Relay
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
@@ -107,7 +107,7 @@ class LightNode:
         self.peer_id = membership.identity.peer_id
         self.clock = clock
         self.transport = transport
-        self.local = local = Local.of(membership.identity, membership.swarm, clock)
+        self.local = local = LocalNode.of(membership.identity, membership.swarm, clock)
         self.members, self.directory, self.rejected = local.members, local.directory, local.rejected
         self.faults: Counter[str] = Counter()
         self.supervisor = Supervisor(self.faults, {}, clock)
@@ -145,8 +145,8 @@ class LightNode:
             **shared,
         )
         self.reaching.relays.introduce = self.exchange.asker.introduce
-        self.company = Company(
-            self.exchange.meeting,
+        self.connectivity = Connectivity(
+            self.exchange.discovery,
             reaching=self.reaching,
             storage=self.storage,
             directory=self.directory,
@@ -188,8 +188,8 @@ class LightNode:
     async def _live(self) -> None:
         await self.transport.start()
         async with asyncio.TaskGroup() as group:
-            company = self.company
-            steps = [company.meet, company.mend, company.feel, company.relay, company.link]
+            company = self.connectivity
+            steps = [company.meet, company.repair, company.try_peers, company.relay, company.link]
             steps += [self.prober.step] if self._probes else []
             for step in steps:
                 group.create_task(self.supervisor.repeat(step.__name__, step))

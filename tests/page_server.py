@@ -15,9 +15,9 @@ from builders import quiet_snapshot
 from control_servers import control_server
 
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.figures.history import GroupCounts, HistoryReport, HistoryRow
-from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Said, Snapshot, TaughtRow
+from swarm_node.node.metrics.history import GroupCounts, HistoryReport, HistoryRow
+from swarm_node.node.metrics.samples import SampleRow
+from swarm_node.node.metrics.snapshot import EvalPoint, PeerRow, Said, Snapshot, TaughtRow
 from swarm_node.page.event_log import EventLog, Sight
 
 CHROMIUM = shutil.which("chromium")

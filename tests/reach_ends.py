@@ -11,7 +11,7 @@ from transports import SIZED, dial_stated, sized
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
 from swarm_node.p2p.limits.budgets import Wants
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 
@@ -28,7 +28,7 @@ class End:
         self.membership = swarm.member(number)
         self.peer_id = self.membership.identity.peer_id
         self.hidden = hidden
-        local = Local.of(self.membership.identity, swarm.info, SYSTEM_CLOCK)
+        local = LocalNode.of(self.membership.identity, swarm.info, SYSTEM_CLOCK)
         self.members, self.rejected = local.members, local.rejected
         self.inner = HivemindTransport(
             self.membership.identity,
@@ -48,7 +48,7 @@ class End:
             rng=random.Random(number),
         )
         members = self.members
-        self.reaching.screen(members.vouches, members.is_member, members.issuer)
+        self.reaching.screen(members.proves_membership, members.is_member, members.issuer)
         self.reaching.serve(WHO, self._who)
         self.reaching.serve(SIZED, sized)
 

@@ -17,7 +17,7 @@ from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.transport import Mode, ReachingTransport
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
@@ -52,7 +52,7 @@ class End:
         self.identity, self.peer_id = membership.identity, membership.identity.peer_id
         self.dialable: bool | None = None
         clock = Clock(now=loop.time, wall=lambda: swarm.begin + loop.time())
-        local = Local.of(membership.identity, swarm.info, clock)
+        local = LocalNode.of(membership.identity, swarm.info, clock)
         self.members, self.directory, self.rejected = local.members, local.directory, local.rejected
         self.inner = Stating(network, membership.identity)
         self.reaching = ReachingTransport(
@@ -118,7 +118,7 @@ class World:
 
     def meet(self, one: End, other: End) -> None:
         """Let one hear the heartbeat of the other."""
-        heard = one.members.hear(
+        heard = one.members.read_presence(
             self.swarm.presence(
                 other.membership,
                 self.loop.time(),

@@ -24,8 +24,8 @@ from swarm_node.cli.views.live import node_view
 from swarm_node.cli.views.peers_view import peers_view
 from swarm_node.cli.views.samples_view import samples_view
 from swarm_node.cli.views.status_view import status_view
-from swarm_node.node.figures.samples import SamplesReport
-from swarm_node.node.figures.snapshot import Snapshot
+from swarm_node.node.metrics.samples import SamplesReport
+from swarm_node.node.metrics.snapshot import Snapshot
 
 PLACE = Path(__file__).with_name("cli") / "screens"
 TEXTS: dict[str, Callable[[], str]] = {"findings": all_told, "full": all_shown}

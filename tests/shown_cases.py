@@ -13,9 +13,10 @@ from swarm_node.cli.views.members_view import members_view, ticket_rows
 from swarm_node.cli.views.peers_view import peers_view
 from swarm_node.cli.views.status_view import status_view
 from swarm_node.cli.views.views import eval_view
-from swarm_node.node.figures.history import GroupCounts
-from swarm_node.node.figures.samples import RecentRow, SampleRow
-from swarm_node.node.figures.snapshot import (
+from swarm_node.node.members.ledger import Block, IssuedTicket
+from swarm_node.node.metrics.history import GroupCounts
+from swarm_node.node.metrics.samples import RecentRow, SampleRow
+from swarm_node.node.metrics.snapshot import (
     CoordinatorRow,
     EvalPoint,
     LevelRow,
@@ -28,8 +29,7 @@ from swarm_node.node.figures.snapshot import (
     UnmetRow,
     WorkRow,
 )
-from swarm_node.node.members.ledger import Block, IssuedTicket
-from swarm_node.p2p.reach.verdict import Probed, judge
+from swarm_node.p2p.reach.reachability import Probed, judge
 
 KEY = "a" * 64
 RELAY, FAR = "12D3KooWxxxxxxxxrrrrrrrr", "12D3KooWxxxxxxxxffffffff"

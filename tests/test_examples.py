@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.config import Settings, load_settings
 from swarm_node.environments.extras import installed
-from swarm_node.environments.judging.judge import Transcript, replay_dialogue
 from swarm_node.environments.registry import create_environment
+from swarm_node.environments.workers.scoring_worker import Transcript, replay_dialogue
 from swarm_node.rollout import TaskRef
 
 EXAMPLES = ROOT / "examples"

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from builders import trainer_settings
 
-from swarm_node.node.figures.history import GroupCounts
-from swarm_node.node.figures.snapshot import EvalPoint, Saved
+from swarm_node.node.metrics.history import GroupCounts
+from swarm_node.node.metrics.snapshot import EvalPoint, Saved
 from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.text.codec import Codec

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from builders import quiet_snapshot
 
-from swarm_node.node.figures.samples import RecentRow
-from swarm_node.node.figures.snapshot import EvalPoint, MembershipRow, PeerRow, Said, Snapshot
-from swarm_node.node.figures.verdict import ENOUGH_GROUPS, findings
+from swarm_node.node.metrics.health import ENOUGH_GROUPS, findings
+from swarm_node.node.metrics.samples import RecentRow
+from swarm_node.node.metrics.snapshot import EvalPoint, MembershipRow, PeerRow, Said, Snapshot
 from swarm_node.p2p.peers.causes import Cause
 
 DAY = 86_400.0

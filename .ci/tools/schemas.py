@@ -8,9 +8,9 @@ import msgspec
 
 from swarm_node.config.reloading import Reloaded
 from swarm_node.library.measuring import CheckpointsReport
-from swarm_node.node.figures.history import HistoryReport
-from swarm_node.node.figures.samples import SamplesReport
-from swarm_node.node.figures.snapshot import EvalPoint, NetworkReport, Snapshot
+from swarm_node.node.metrics.history import HistoryReport
+from swarm_node.node.metrics.samples import SamplesReport
+from swarm_node.node.metrics.snapshot import EvalPoint, NetworkReport, Snapshot
 from swarm_node.page.event_log import EventReport
 
 PLACE = Path(__file__).resolve().parents[2] / "docs" / "schemas"

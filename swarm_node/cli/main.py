@@ -195,7 +195,7 @@ def join(
 
 
 def _start(sources: Sources, code: str | None, alone: bool) -> None:
-    from swarm_node.node.start.named import require_named
+    from swarm_node.node.start.resolve_names import require_named
 
     settings = sources.load()
     require_named(settings, sources)
@@ -255,7 +255,7 @@ def train_host(
     from swarm_node.config import load_settings
     from swarm_node.errors import ConfigError
     from swarm_node.node.home.home import Home
-    from swarm_node.node.hosts.attending import Attendant
+    from swarm_node.node.hosts.worker_host import WorkerHost
     from swarm_node.p2p.wire.identity import Identity
     from swarm_node.policy.models.model import policy_digests, resolve
 
@@ -265,7 +265,7 @@ def train_host(
     place, secret = Home(settings.home), Identity.load(key).seed()
     with place.lock():
         directory = resolve(settings.model)
-        attendant = Attendant(
+        attendant = WorkerHost(
             node,
             secret,
             directory,
@@ -333,7 +333,7 @@ def stop(home: HomeOption = None) -> None:
 def losses(json: JsonOption = False) -> None:
     """List the available losses and advantages, with their sources."""
     from swarm_node.cli.views.views import choices_rows, choices_view
-    from swarm_node.node.figures.snapshot import SCHEMA
+    from swarm_node.node.metrics.snapshot import SCHEMA
 
     show(json, {"schema": SCHEMA, **choices_rows()}, choices_view)
 

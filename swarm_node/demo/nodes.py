@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from swarm_node.demo.tasks import DRILLS, DemoTasks
 from swarm_node.errors import HomeError, NotRunningError, SwarmNodeError
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.figures.snapshot import Snapshot
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.snapshot import Snapshot
 from swarm_node.p2p.membership.ticket import parse_ticket
 
 _STOP_SECONDS = 40.0

@@ -12,7 +12,7 @@ import msgspec
 
 from swarm_node.demo.nodes import DemoNode
 from swarm_node.demo.tasks import DemoTasks
-from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint
+from swarm_node.node.metrics.snapshot import SCHEMA, EvalPoint
 from swarm_node.simulation.report import save_json, save_picture
 
 #: The node that has no peers.

@@ -27,8 +27,8 @@ from swarm_node.demo.report import ISOLATED, change, result_of, summary, write_r
 from swarm_node.demo.tasks import DRILLS, DemoTasks, ground_of
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.snapshot import EvalPoint
 from swarm_node.node.preflight.doctor import this_machine
 from swarm_node.policy.sampling.vllm.engine import choose_engine
 

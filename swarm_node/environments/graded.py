@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from swarm_node.environments.draws import Draws, Exercise
+from swarm_node.environments.hashed_random import Draws, Exercise
 from swarm_node.environments.word_problems import LEVELS, word_problem
 
 #: Counts changes of how this module or the word problems turn a seed into a task, and of how the

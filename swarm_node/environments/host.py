@@ -21,9 +21,18 @@ from swarm_node.environments.judgement import (
     judgement,
     replayed,
 )
-from swarm_node.environments.judging.attempts import Limits, PeersAttempts, replaying, scoring
-from swarm_node.environments.judging.blame import SUSPECT, WAITED, Reason
-from swarm_node.environments.judging.judge import (
+from swarm_node.environments.splitting import Asking, SplitEnvironment
+from swarm_node.environments.survey import Survey
+from swarm_node.environments.workers.fault_attribution import SUSPECT, WAITED, Reason
+from swarm_node.environments.workers.messages import Sandbox
+from swarm_node.environments.workers.processes import (
+    EnvironmentProcess,
+    JudgeLostError,
+    JudgeProcess,
+)
+from swarm_node.environments.workers.retries import Limits, PeersAttempts, replaying, scoring
+from swarm_node.environments.workers.right_answers import OWN_TRIES, answers_scored
+from swarm_node.environments.workers.scoring_worker import (
     AnswersScored,
     GroupTexts,
     PlainRef,
@@ -33,15 +42,6 @@ from swarm_node.environments.judging.judge import (
     replay_dialogue,
     score_text,
 )
-from swarm_node.environments.judging.messages import Sandbox
-from swarm_node.environments.judging.processes import (
-    EnvironmentProcess,
-    JudgeLostError,
-    JudgeProcess,
-)
-from swarm_node.environments.judging.right_answers import OWN_TRIES, answers_scored
-from swarm_node.environments.splitting import Asking, SplitEnvironment
-from swarm_node.environments.survey import Survey
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 

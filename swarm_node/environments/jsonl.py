@@ -14,9 +14,9 @@ from operator import itemgetter
 from typing import Any
 
 from swarm_node.environments import hub
+from swarm_node.environments.answer_forms import tagged, written
 from swarm_node.environments.answers.final import final_answer, last_tagged, only_answer
 from swarm_node.environments.answers.scoring import SCORERS, UNMARKED
-from swarm_node.environments.asked import tagged, written
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.choices import choices_of, points_at, right_letter, unshown_choices
 from swarm_node.environments.fields import Fields, answer_of, question_of, right_text

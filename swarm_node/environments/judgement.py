@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
-from swarm_node.environments.judging.judge import ReplayedLine, TextVerdict, Transcript
+from swarm_node.environments.workers.scoring_worker import ReplayedLine, TextVerdict, Transcript
 
 MAX_TEXTS = 64
 _FLAWS = frozenset({"ended", "reply"})

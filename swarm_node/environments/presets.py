@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple, Protocol, cast
 import msgspec
 
 from swarm_node.environments.base import Environment
-from swarm_node.environments.judging.processes import START_SECONDS, variables
 from swarm_node.environments.registry import (
     create_environment,
     factory_taking,
@@ -21,6 +20,7 @@ from swarm_node.environments.registry import (
 )
 from swarm_node.environments.split import described
 from swarm_node.environments.splitting import Asking
+from swarm_node.environments.workers.processes import START_SECONDS, variables
 from swarm_node.errors import ConfigError, instead, words_of
 from swarm_node.process.bounded import bounded_run
 

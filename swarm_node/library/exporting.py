@@ -13,9 +13,9 @@ import msgspec
 from swarm_node.config import load_settings
 from swarm_node.config.model import value_of
 from swarm_node.errors import ModelError
-from swarm_node.node.figures.curve import parted
-from swarm_node.node.figures.snapshot import Saved
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.curve import parted
+from swarm_node.node.metrics.snapshot import Saved
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.gguf.directory import quantised

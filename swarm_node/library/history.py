@@ -9,7 +9,7 @@ from typing import Any, overload
 import msgspec
 
 from swarm_node.errors import SwarmNodeError, extra_of
-from swarm_node.node.figures.history import HistoryRow
+from swarm_node.node.metrics.history import HistoryRow
 from swarm_node.simulation.report import Drawing, drawing
 
 

@@ -14,13 +14,13 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
 from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.library.named import chosen_tasks, require_measured
 from swarm_node.library.pass_rates import PassRates, Rewards, pass_rates
+from swarm_node.library.resolve_names import chosen_tasks, require_measured
 from swarm_node.library.stored_policy import StoredPolicy, holding, open_sampler, stored_policies
-from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.reporting.evaluation import Examiner, seen_tasks
 from swarm_node.node.loops.sampling.fit import check_groups
+from swarm_node.node.metrics.snapshot import SCHEMA
 from swarm_node.node.preflight.defaults import for_model, torch_threads
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve

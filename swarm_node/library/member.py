@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, NotRunningError, SlowNodeError, TicketError
 from swarm_node.library.temporary import TemporaryHome
-from swarm_node.node.figures.groups import DrawnGroup, MemberTask, PublishedGroup
-from swarm_node.node.figures.snapshot import PeerRow, Snapshot
+from swarm_node.node.metrics.groups import DrawnGroup, MemberTask, PublishedGroup
+from swarm_node.node.metrics.snapshot import PeerRow, Snapshot
 from swarm_node.p2p.membership.ticket import read_ticket
 from swarm_node.policy.models.model import resolve
 
 if TYPE_CHECKING:
     import asyncio
 
-    from swarm_node.node.loops.member import ProgramNode
+    from swarm_node.node.loops.program_node import ProgramNode
 
 #: Children import an environment, and a network daemon starts.
 _START_SECONDS = 300.0

@@ -16,9 +16,9 @@ from swarm_node.config import default_home
 from swarm_node.errors import ConfigError, SlowNodeError
 from swarm_node.library.history import NodeHistory
 from swarm_node.node.control.control import LEAVE_SECONDS, ControlClient
-from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import EvalPoint, NetworkReport, PeerRow, Snapshot
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.samples import SampleRow
+from swarm_node.node.metrics.snapshot import EvalPoint, NetworkReport, PeerRow, Snapshot
 
 _POLL_SECONDS = 0.5
 _Result = TypeVar("_Result")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from swarm_node.config import load_settings
 from swarm_node.library.endpoint import Endpoint, listening
-from swarm_node.library.named import require_served
+from swarm_node.library.resolve_names import require_served
 from swarm_node.library.stored_policy import open_sampler, stored_policies
 from swarm_node.node.control.openai import OpenAIServer, ServedAt, model_name
 from swarm_node.node.home.home import Home
-from swarm_node.node.loops.guests import Guests
+from swarm_node.node.loops.openai_requests import OpenAIRequests
 from swarm_node.node.preflight.defaults import for_model, torch_threads
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.model import resolve
@@ -46,7 +46,7 @@ async def serve_stored(
     codec = Codec.from_directory(policy.model)
     placement = place(settings.run.device, settings.training.dtype, hardware(settings.run.device))
     sampler = await open_sampler(policy, codec, placement, torch_threads(settings, shape))
-    guests = Guests(sampler, share=1.0)
+    guests = OpenAIRequests(sampler, share=1.0)
     max_tokens = settings.sampling.max_new_tokens
     server = OpenAIServer(
         guests, codec, model=model_name(settings.model), token_limit=lambda: max_tokens

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from psutil import pid_exists
 
 from swarm_node.errors import CheckpointError
-from swarm_node.library.named import ALL, BASE, no_policy, policy_directory, require_policy
+from swarm_node.library.resolve_names import ALL, BASE, no_policy, policy_directory, require_policy
 from swarm_node.policy.models.decoder.lora import ADAPTER_FILE
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.text.codec import Codec

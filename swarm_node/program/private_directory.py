@@ -112,7 +112,7 @@ class PrivateDirectory:
     def load(self, name: str) -> bytes | None:
         """Read a small file; return None if it does not exist. A flawed file is returned as it
         lies, which no reader takes for content: a running node goes on with what it has, and its
-        next start names the file (`inventory.py`).
+        next start names the file (`file_checks.py`).
 
         Raises:
             HomeError: it is too long.

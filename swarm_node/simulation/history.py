@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm_node.node.figures.snapshot import EvalPoint
+from swarm_node.node.metrics.snapshot import EvalPoint
 from swarm_node.p2p.exchange.verify import restored_group
 from swarm_node.policy.experience.replay import Drawn, ReplayBuffer, ReplaySettings
 from swarm_node.rollout import Provenance

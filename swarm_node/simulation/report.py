@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from swarm_node.errors import SwarmNodeError, extra_of, reason_of
-from swarm_node.node.figures.snapshot import SCHEMA
+from swarm_node.node.metrics.snapshot import SCHEMA
 
 REPORT_FILE = "report.json"
 _DPI, _INCHES = 120, (12.0, 3.6)
@@ -120,7 +120,7 @@ class SimulationReport(msgspec.Struct, frozen=True, omit_defaults=True):
         Raises:
             SwarmNodeError: matplotlib is not installed.
         """
-        return drawing(_INCHES, lambda figure: draw_learning(self, figure))
+        return drawing(_INCHES, lambda figure: plot_learning(self, figure))
 
 
 def make_report(
@@ -177,7 +177,7 @@ def save_report(report: SimulationReport, directory: Path) -> list[Path]:
     """
     path = save_json(report, directory)
     picture = directory / "learning.png"
-    return [path, *save_picture(picture, _INCHES, lambda figure: draw_learning(report, figure))]
+    return [path, *save_picture(picture, _INCHES, lambda figure: plot_learning(report, figure))]
 
 
 def save_json(report: Any, directory: Path) -> Path:
@@ -261,7 +261,7 @@ def load_report(path: Path) -> SimulationReport | None:
     return report if report.hash == _digest(report) else None
 
 
-def draw_learning(report: SimulationReport, figure: Any) -> None:
+def plot_learning(report: SimulationReport, figure: Any) -> None:
     """Eval reward, rewards per round and groups with mixed rewards, over rounds."""
     count = len(report.nodes)
     learning, reward, groups = figure.subplots(1, 3)

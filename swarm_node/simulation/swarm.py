@@ -27,11 +27,11 @@ from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.split import SPLIT
-from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.parts import Parts, Tally
+from swarm_node.node.loops.node_parts import Parts, Tally
 from swarm_node.node.loops.reporting.evaluation import Evaluator
+from swarm_node.node.metrics.snapshot import EvalPoint
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport

@@ -21,10 +21,10 @@ EQUIVALENT: dict[str, str] = {
     ),
     "p2p/exchange/verify.py GroupVerifier._refuse_known: mine": "no author has the empty id",
     "p2p/membership/statements.py Signed.sealed: MAX_LIST_BYTES": "open_sealed has the same limit",
-    "p2p/exchange/asking.py Asker.reject: peer_id is None": (
+    "p2p/exchange/requests.py Asker.reject: peer_id is None": (
         "the directory knows nobody without an id"
     ),
-    "p2p/exchange/asking.py Asker._greet: not reached": "whom a dial reached is connected",
+    "p2p/exchange/requests.py Asker._greet: not reached": "whom a dial reached is connected",
     "coordinator/web.py Api._caller: not given.startswith(api.SCHEME)": "it is no base64 then",
     "coordinator/web.py Api._caller: len(given) > _BASE64_CHARS + len(api.SCHEME)": (
         "open_call has the same limit"
@@ -40,16 +40,16 @@ EQUIVALENT: dict[str, str] = {
 #: Changes of `campaigns.drawn` that no test can miss, or none but a copy of the line, each with the
 #: reason.
 EQUIVALENT_CHANGES: dict[str, str] = {
-    "environments/judging/processes.py JudgeProcess.survey: 2 becomes 3": (
+    "environments/workers/processes.py JudgeProcess.survey: 2 becomes 3": (
         "a patience: the survey ends by itself after the seconds that it is given"
     ),
-    "environments/judging/processes.py START_SECONDS: 600.0 becomes 1200.0": (
+    "environments/workers/processes.py START_SECONDS: 600.0 becomes 1200.0": (
         "a patience: no test waits ten minutes for a start"
     ),
-    "environments/judging/syscalls.py _checked.refuse: 0 becomes 1": ("a return has no jumps"),
-    "node/figures/verdict.py Steady.company.fresh: now - self._looked > HOLD_SECONDS becomes "
+    "environments/workers/syscalls.py _checked.refuse: 0 becomes 1": ("a return has no jumps"),
+    "node/metrics/health.py Steady.company.fresh: now - self._looked > HOLD_SECONDS becomes "
     "(now - self._looked) >= (HOLD_SECONDS)": ("times of a clock are never exactly so far apart"),
-    "node/loops/member.py _OPEN_TASKS: 8192 becomes 8193": (
+    "node/loops/program_node.py _OPEN_TASKS: 8192 becomes 8193": (
         "a bound of memory, which the refusal names as it is"
     ),
     "node/loops/learning/mixing.py Mixer._note_offers: count > _FORGOTTEN becomes (count) >= "

@@ -25,17 +25,17 @@ from noise_responder import Responder
 from swarm_keys import verify_chain
 
 from swarm_node.clock import Clock
-from swarm_node.environments.judging.judge import Reply as JudgeReply
+from swarm_node.environments.workers.scoring_worker import Reply as JudgeReply
 from swarm_node.errors import Rejected, SwarmNodeError, TicketError, TransportError
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.figures.snapshot import EvalPoint, Snapshot
+from swarm_node.node.metrics.snapshot import EvalPoint, Snapshot
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.addresses.addresses import is_here, split_endpoint
 from swarm_node.p2p.coordinator import coordination
 from swarm_node.p2p.membership import membership, statements, ticket
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.membership import SwarmInfo
-from swarm_node.p2p.reach import knock, probe, punch, relayed, verdict
+from swarm_node.p2p.reach import address_check, probe, punch, reachability, relayed
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.transports.hivemind.records import HeartbeatRecords
 from swarm_node.p2p.wire import frames, groups, wire
@@ -286,7 +286,7 @@ def _lan() -> tuple[Lan, Callable[[], bool]]:
     reader = members()
 
     def issued(presence: bytes, peer: str) -> int:
-        heard = reader.hear(presence, peer)
+        heard = reader.read_presence(presence, peer)
         return -1 if isinstance(heard, Rejected) else heard.head.issued_ms
 
     def heard() -> bool:
@@ -343,12 +343,14 @@ def _probe_reply() -> FuzzTarget:
             return False
         found = {each.port: each.outcome for each in reply.outcomes}
         said = [
-            verdict.Probed(peer, "n", at, *place, is_here(place[0]), found, 0.0, reply.stranger)
+            reachability.Probed(
+                peer, "n", at, *place, is_here(place[0]), found, 0.0, reply.stranger
+            )
             for peer, at in (("a", "11.0.0.2"), ("b", "2a01:2::1"), ("c", "192.168.1.2"))
         ]
-        verdict.found(said)
+        reachability.found(said)
         for count in (1, 2, 3):
-            judged = verdict.judge(said[:count], (4001,))
+            judged = reachability.judge(said[:count], (4001,))
             if not (judged.text + judged.remedy).isprintable():
                 raise Defect(f"a verdict shows what a peer chose: {judged.text!r}")
         return True
@@ -392,7 +394,7 @@ def _circuit() -> FuzzTarget:
 
 def _handshake() -> FuzzTarget:
     """Somebody alters what a node answers when it is dialled."""
-    dialled = knock.Handshake()
+    dialled = address_check.Handshake()
     genuine = Responder(NODE).second(dialled.first)
 
     def run(data: bytes) -> bool:
@@ -403,7 +405,7 @@ def _handshake() -> FuzzTarget:
 
 def _hostile_handshake() -> FuzzTarget:
     """The other end is hostile: any payload, well encrypted."""
-    dialled = knock.Handshake()
+    dialled = address_check.Handshake()
 
     class Hostile(Responder):
         says = b""
@@ -576,7 +578,7 @@ class _Record:
 
 
 def _dht() -> FuzzTarget:
-    records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW), members().vouches)
+    records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW), members().proves_membership)
     record = _Record(b"k" * 20, msgpack.packb(NODE.peer_id), msgpack.packb(presence()), NOW + 60.0)
     record.value = records.sign_value(record)
     fields = [record.key, record.subkey, record.value, record.expiration_time]
@@ -601,7 +603,7 @@ def _dht() -> FuzzTarget:
 
 def _forged_dht() -> FuzzTarget:
     """A member publishes any value under its own name."""
-    records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW), members().vouches)
+    records = HeartbeatRecords(NODE, b"k" * 20, lambda: float(NOW), members().proves_membership)
     subkey = msgpack.packb(NODE.peer_id)
 
     def run(value: bytes) -> bool:
@@ -614,7 +616,7 @@ def _forged_dht() -> FuzzTarget:
 
 def _presence() -> FuzzTarget:
     def run(data: bytes) -> bool:
-        return not isinstance(members().hear(data), Rejected)
+        return not isinstance(members().read_presence(data), Rejected)
 
     return FuzzTarget("presence", [presence()], run, structured=True)
 
@@ -625,7 +627,7 @@ def _forged_presence() -> FuzzTarget:
     def run(head: bytes) -> bool:
         sealed = seal(NODE, SWARM.swarm_id, Kind.HEAD, head[:MAX_GROUP_BYTES])
         whole = msgpack.packb([sealed, *CHAIN])
-        return not isinstance(members().hear(whole), Rejected)
+        return not isinstance(members().read_presence(whole), Rejected)
 
     return FuzzTarget("re-signed presence", [HEAD], run, structured=True)
 
@@ -712,7 +714,7 @@ def _pipe() -> FuzzTarget:
 
 def _judge() -> FuzzTarget:
     """A judge that a hostile text took over answers anything."""
-    from swarm_node.environments.judging.judge import Derived, Scored, TextVerdict, Unknown
+    from swarm_node.environments.workers.scoring_worker import Derived, Scored, TextVerdict, Unknown
 
     decoder = msgspec.msgpack.Decoder(JudgeReply)
     refusals = (ValueError, UnicodeDecodeError, RecursionError, MemoryError)

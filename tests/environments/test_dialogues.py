@@ -21,10 +21,10 @@ from swarm_node.environments.host import (
     Whose,
 )
 from swarm_node.environments.judgement import MAX_TEXTS, JudgedDialogues, ReplayedDialogue
-from swarm_node.environments.judging.judge import Transcript, replay_dialogue
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.split import with_split
 from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.workers.scoring_worker import Transcript, replay_dialogue
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
@@ -82,18 +82,18 @@ class Talk:
             case "exit":
                 os._exit(3)
             case "forge":
-                from swarm_node.environments.judging import judge
+                from swarm_node.environments.workers import scoring_worker
 
                 end = time.process_time() + 0.1
                 while time.process_time() < end:
                     pass
-                line = judge.ReplayedLine([], True, judge.TextVerdict(1.0))
-                judge.replay_dialogue = lambda *_: line
+                line = scoring_worker.ReplayedLine([], True, scoring_worker.TextVerdict(1.0))
+                scoring_worker.replay_dialogue = lambda *_: line
             case "go on":
-                from swarm_node.environments.judging import judge
+                from swarm_node.environments.workers import scoring_worker
 
-                line = judge.ReplayedLine(["x"] * self.turns, False)
-                judge.replay_dialogue = lambda *_: line
+                line = scoring_worker.ReplayedLine(["x"] * self.turns, False)
+                scoring_worker.replay_dialogue = lambda *_: line
             case "loop":
                 while True:
                     pass

@@ -10,11 +10,11 @@ import pytest
 
 from swarm_node.environments.base import Task
 from swarm_node.environments.games import corpus, create
-from swarm_node.environments.judging.judge import Transcript, replay_dialogue
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.split import is_held_out
 from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.workers.scoring_worker import Transcript, replay_dialogue
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 

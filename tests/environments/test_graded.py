@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 
 from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
-from swarm_node.environments.draws import Draws
 from swarm_node.environments.drills import create
 from swarm_node.environments.graded import FAMILIES, GRADED
+from swarm_node.environments.hashed_random import Draws
 from swarm_node.environments.presets import check_choice
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.seeds import held_out_seed, task_seed

@@ -19,7 +19,6 @@ from swarm_node.environments import drills
 from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.host import InlineEnvironmentHost, ProcessEnvironmentHost
 from swarm_node.environments.jsonl import create as jsonl
-from swarm_node.environments.judging.judge import right_answer
 from swarm_node.environments.presets import check_choice, environment_name
 from swarm_node.environments.reasoning_gym.environment import PRESETS, create
 from swarm_node.environments.registry import create_environment
@@ -34,6 +33,7 @@ from swarm_node.environments.split import (
     with_split,
 )
 from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.workers.scoring_worker import right_answer
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.p2p.wire.wire import Announcement, Label
 from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT, TaskRef

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from swarm_node.environments.draws import Draws, Exercise
+from swarm_node.environments.hashed_random import Draws, Exercise
 from swarm_node.environments.word_problems import LEVELS, Template, filled, value, word_problem
 
 TEMPLATES = [template for level in LEVELS for template in level]

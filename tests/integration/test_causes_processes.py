@@ -20,8 +20,8 @@ from running import COMMAND, run, typed
 
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.figures.snapshot import Said, Snapshot
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.snapshot import Said, Snapshot
 from swarm_node.p2p.peers.causes import AT_LEAST, Cause
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.models.model import TINY, resolve

@@ -23,9 +23,9 @@ from swarm_node.demo.report import result_of, summary, write_report
 from swarm_node.demo.tasks import DRILLS, FAMILIES, GAMES, ground_of
 from swarm_node.environments.drills import PRESETS
 from swarm_node.errors import ConfigError
-from swarm_node.node.figures.history import GroupCounts
-from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.history import GroupCounts
+from swarm_node.node.metrics.snapshot import EvalPoint
 from swarm_node.p2p.wire.reasons import REASONS, Blame
 
 COMMAND = [sys.executable, "-m", "swarm_node", "demo", "--nodes", "2"]

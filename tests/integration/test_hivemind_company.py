@@ -74,7 +74,7 @@ def test_three_live_nodes_are_listed_among_a_hundred_dead_addresses(tmp_path: Pa
                     raw = heartbeat(member, clock.wall(), address)
                     for node in nodes:  # each is told of all, by another
                         teller = nodes[number % LIVE].peer_id
-                        node.exchange.meeting._hear(raw, None, teller)
+                        node.exchange.discovery._add_presence(raw, None, teller)
                 began = clock.now()
                 for node in nodes[1:]:
                     node.start()

@@ -34,7 +34,7 @@ async def test_an_expelled_member_is_out_and_the_others_change_the_secret(tmp_pa
             assert await peer.transport.dial(owner.transport.addresses(), PATIENT) == 1
         for _ in range(2):
             for peer in (owner, other, expelled):
-                await peer.beat()
+                await peer.send_heartbeat()
         assert await owner.found() == {other.peer_id, expelled.peer_id}
         assert owner.directory.get(expelled.peer_id) is not None
 
@@ -43,8 +43,8 @@ async def test_an_expelled_member_is_out_and_the_others_change_the_secret(tmp_pa
         owner.office.save("revoked", next_list(swarm.delegate, swarm.info, None, [key], now).raw)
         secret = next_secret(swarm.delegate, swarm.info, b"n" * 32, now)
         owner.office.save("secret", secret.raw)
-        await owner.beat()
-        await other.beat()
+        await owner.send_heartbeat()
+        await other.send_heartbeat()
         assert [peer.own.lists.number for peer in (owner, other)] == [1, 1]
         assert [peer.own.secrets.number for peer in peers] == [1, 1, 0, 0]
         for peer in (owner, other):
@@ -55,7 +55,7 @@ async def test_an_expelled_member_is_out_and_the_others_change_the_secret(tmp_pa
         for peer in (owner, other):
             with pytest.raises(TransportError, match="hello"):
                 await expelled.transport.request(peer.peer_id, PEERS, request)
-        await expelled.beat()
+        await expelled.send_heartbeat()
         assert expelled.own.secrets.number == 0
         assert await owner.found() == {other.peer_id}
 
@@ -64,6 +64,6 @@ async def test_an_expelled_member_is_out_and_the_others_change_the_secret(tmp_pa
         known = away.directory.meet(owner.peer_id, SYSTEM_CLOCK.now())
         known.addresses = tuple(owner.transport.addresses())
         for _ in range(3):
-            await away.beat()
+            await away.send_heartbeat()
         assert away.own.secrets.number == 1
         assert owner.peer_id in await away.found()

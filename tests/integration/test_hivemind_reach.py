@@ -38,7 +38,7 @@ async def site(place: Path, relays: int = 2) -> AsyncGenerator[tuple[End, End, l
                 for other in ends:
                     addresses = circuit.fit_heartbeat(other.reaching.addresses())
                     relaying = {"addresses": addresses, "relays": other in servers}
-                    end.members.hear(swarm.presence(other.membership, 60.0, **relaying))
+                    end.members.read_presence(swarm.presence(other.membership, 60.0, **relaying))
             one, two = hidden
             for end in hidden:
                 while len(end.reaching.relays.kept()) < 2:

@@ -68,7 +68,7 @@ async def swarm_of_one(place: Path) -> AsyncGenerator[tuple[Swarm, Peer, Hivemin
         for index in range(2, MAX_RECORDS + 2):
             member = swarm.member(index, many, "many")
             presence = swarm.presence(member)
-            assert peer.members.vouches(presence, member.identity.peer_id)
+            assert peer.members.proves_membership(presence, member.identity.peer_id)
             value = bytes(64) + msgpack.packb(presence)
             assert store.store_subkey(store._key, member.identity.peer_id, value, now + 3000)
         assert await stranger.dial(peer.transport.addresses(), PATIENT) == 1

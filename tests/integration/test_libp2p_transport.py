@@ -21,7 +21,7 @@ from transports import ECHO, PATIENT, SIZED, echo, running, sized, until
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
-from swarm_node.p2p.reach.knock import knock
+from swarm_node.p2p.reach.address_check import knock
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.transports.libp2p import daemon
 from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport

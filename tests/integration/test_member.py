@@ -16,8 +16,8 @@ from in_memory import environment, tiny
 
 import swarm_node
 from swarm_node.errors import AnswerError, NotRunningError
-from swarm_node.node.figures.groups import MemberTask, PublishedGroup
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.groups import MemberTask, PublishedGroup
 from swarm_node.rollout import TaskRef
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -26,9 +26,9 @@ from page_server import (
     snapshot,
 )
 
-from swarm_node.node.figures.history import CHARTS
-from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import (
+from swarm_node.node.metrics.history import CHARTS
+from swarm_node.node.metrics.samples import SampleRow
+from swarm_node.node.metrics.snapshot import (
     CoordinatorRow,
     LevelRow,
     Said,

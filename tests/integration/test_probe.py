@@ -16,9 +16,9 @@ from transports import PATIENT, running
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses.addresses import split_endpoint
-from swarm_node.p2p.reach.knock import knock
+from swarm_node.p2p.reach.address_check import knock
 from swarm_node.p2p.reach.probe import ProbeReply, ProbeRequest
-from swarm_node.p2p.reach.verdict import Outcome
+from swarm_node.p2p.reach.reachability import Outcome
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import Identity

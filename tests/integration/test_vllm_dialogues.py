@@ -18,9 +18,9 @@ from swarm_node.environments.base import Task
 from swarm_node.environments.games import create
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.judgement import ReplayedDialogue
-from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.node.loops.sampling.dialogues import PlayedDialogue, Player, joined
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.models.decoder.causal_lm import CausalLM

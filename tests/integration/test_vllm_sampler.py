@@ -29,8 +29,8 @@ from safetensors.torch import save_file
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
-from swarm_node.node.loops.guests import MOST_ROWS, PLACES, GuestAnswers, Guests
-from swarm_node.node.loops.sampling.harvest import Harvest, PendingGroup
+from swarm_node.node.loops.openai_requests import MOST_ROWS, PLACES, OpenAIRequests, SampledChoices
+from swarm_node.node.loops.sampling.partial_rollouts import PartialRollouts, PendingGroup
 from swarm_node.node.start import derive
 from swarm_node.node.start.build import make_sampler
 from swarm_node.policy.experience.batch import Batch, TrainRow
@@ -302,9 +302,9 @@ def guest(question: str = "What is 3 + 4?", **more: Any) -> SampleRequest:
     return replace(request(question, n=2, seed=13, room=40), guest=True, **more)
 
 
-async def served(sampler: VllmSampler, *requests: SampleRequest) -> list[GuestAnswers]:
+async def served(sampler: VllmSampler, *requests: SampleRequest) -> list[SampledChoices]:
     """Answers of the queue of guests."""
-    guests = Guests(sampler)
+    guests = OpenAIRequests(sampler)
     asked = [guests.ask(each, lambda: False) for each in requests]
     answers = [each for each in asked if each is not None]
     while not all(each.over for each in answers):
@@ -361,7 +361,7 @@ def own_logprobs(model: CausalLM, asked: SampleRequest, ids: Sequence[int]) -> t
 def test_guests_hear_the_policys_log_probs_and_the_likeliest_tokens(bench: Bench) -> None:
     path, version = bench.publish(0)
 
-    async def body(sampler: VllmSampler) -> list[GuestAnswers]:
+    async def body(sampler: VllmSampler) -> list[SampledChoices]:
         await sampler.load(path, version)
         heats = (1.0, 0.0)
         return await served(sampler, *(guest(temperature=heat, ranked=3) for heat in heats))
@@ -391,7 +391,7 @@ def test_rankings_are_whole_while_new_weights_come(bench: Bench) -> None:
     there and goes on."""
     first, second = bench.publish(ENDLESS), bench.publish(ENDLESS + 1)
 
-    async def body(sampler: VllmSampler) -> list[GuestAnswers]:
+    async def body(sampler: VllmSampler) -> list[SampledChoices]:
         await sampler.load(*first)
         call = asyncio.ensure_future(
             served(sampler, *(guest(f"{n}?", temperature=1.0, ranked=2) for n in range(16)))
@@ -527,7 +527,7 @@ def test_a_call_ends_with_its_target_and_the_rest_goes_on_in_the_next(bench: Ben
     bench.draw_long()
     lengths = {"short": 6, "long": 300}
     made: list[PendingGroup] = []
-    harvest = Harvest(bench.sampler, over_provision=2.0, max_staleness=1000)
+    partial_rollouts = PartialRollouts(bench.sampler, over_provision=2.0, max_staleness=1000)
 
     def job(family: str, seed: int) -> PendingGroup:
         return PendingGroup(
@@ -544,15 +544,15 @@ def test_a_call_ends_with_its_target_and_the_rest_goes_on_in_the_next(bench: Ben
         made.append(job)
 
     async def body(_: VllmSampler) -> list[list[int]]:
-        await harvest.gather(2, fresh, deliver)
+        await partial_rollouts.gather(2, fresh, deliver)
         assert [job.ref.family for job in made] == ["short", "short"]
-        assert len(harvest.interrupted) == 2
-        kept = [job.rows[0].token_ids.tolist() for job in harvest.interrupted]
-        await harvest.gather(2, none, deliver)
+        assert len(partial_rollouts.interrupted) == 2
+        kept = [job.rows[0].token_ids.tolist() for job in partial_rollouts.interrupted]
+        await partial_rollouts.gather(2, none, deliver)
         return kept
 
     kept = bench.run(body)
-    assert not harvest.interrupted
+    assert not partial_rollouts.interrupted
     assert [job.ref.family for job in made] == ["short", "short", "long", "long"]
     assert any(kept)
     for before, after in zip(kept, sorted(made[2:], key=lambda job: job.ref.seed), strict=True):

@@ -10,7 +10,7 @@ from builders import history_row
 
 from swarm_node.errors import SwarmNodeError
 from swarm_node.library.history import NodeHistory
-from swarm_node.node.figures.history import HistoryRow
+from swarm_node.node.metrics.history import HistoryRow
 
 ROWS = [
     history_row(100.0, eval_reward={"gcd": 0.9, "primes": 0.9}, split_version=0),  # an older split

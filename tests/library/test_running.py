@@ -21,9 +21,9 @@ import swarm_node
 from swarm_node.cli.main import app
 from swarm_node.errors import ConfigError, HomeError, NotRunningError, SlowNodeError, SwarmNodeError
 from swarm_node.library.running import RunningNode, connect
-from swarm_node.node.figures.history import HistoryReport, Ring
-from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import EvalPoint, PeerRow, Snapshot
+from swarm_node.node.metrics.history import HistoryReport, Ring
+from swarm_node.node.metrics.samples import SampleRow
+from swarm_node.node.metrics.snapshot import EvalPoint, PeerRow, Snapshot
 
 POINT = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, split_version=1)
 PEER = PeerRow("12D3KooWpeer", 7, 1.0, 5, 4, 0, [], name="alice")

@@ -23,7 +23,7 @@ from swarm_node.library.forwarding import serve_running
 from swarm_node.library.serving import serve_stored
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.control.openai import OpenAIServer, ServedAt
-from swarm_node.node.loops.guests import Guests
+from swarm_node.node.loops.openai_requests import OpenAIRequests
 from swarm_node.page.entrance import is_local
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -66,10 +66,10 @@ def client(at: ServedAt, key: str = KEY) -> ClientSession:
 
 
 @asynccontextmanager
-async def node(home: Path, sampled: bool = True) -> AsyncIterator[Guests]:
+async def node(home: Path, sampled: bool = True) -> AsyncIterator[OpenAIRequests]:
     """What a node does for OpenAI's clients."""
     sampler = TorchSampler.from_directory(TINY, codec=CODEC, threads=1)
-    guests = Guests(sampler, share=1.0)
+    guests = OpenAIRequests(sampler, share=1.0)
     server = OpenAIServer(guests, CODEC, model="tiny", token_limit=lambda: 24)
 
     async def loop() -> None:

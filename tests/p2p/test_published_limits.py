@@ -28,7 +28,6 @@ from swarm_node.p2p.coordinator.coordination import (
     open_batch,
 )
 from swarm_node.p2p.limits.gates import Windows
-from swarm_node.p2p.membership.claims import Claims, digest
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.membership import IssuerBody, MemberBody, SwarmInfo, issue_member
 from swarm_node.p2p.membership.statements import (
@@ -39,6 +38,7 @@ from swarm_node.p2p.membership.statements import (
     revocations,
 )
 from swarm_node.p2p.membership.ticket import parse_ticket
+from swarm_node.p2p.membership.ticket_uses import TicketUses, digest
 from swarm_node.p2p.reach import probe, punch
 from swarm_node.p2p.reach.relayed import (
     Replays,
@@ -206,7 +206,7 @@ def test_of_two_reasons_against_a_chain_the_published_one_counts(case: dict[str,
 
 @pytest.mark.parametrize("case", LIMITS["presences"], ids=named)
 def test_of_two_reasons_against_a_presence_the_published_one_counts(case: dict[str, Any]) -> None:
-    answer = Members(INFO, lambda: case["now"]).hear(bytes.fromhex(case["presence"]))
+    answer = Members(INFO, lambda: case["now"]).read_presence(bytes.fromhex(case["presence"]))
     assert verdict(answer) == case["expect"]
 
 
@@ -267,7 +267,7 @@ def test_a_ticket_is_taken_as_published(case: dict[str, Any]) -> None:
 
 
 def test_the_published_claims_have_their_order_and_their_digest() -> None:
-    of, claims = LIMITS["claims"], Claims()
+    of, claims = LIMITS["claims"], TicketUses()
     issuer = bytes.fromhex(of["issuer"])
     for subject, at in of["met"]:
         claims.meet(issuer, of["uses"], bytes.fromhex(subject), at)

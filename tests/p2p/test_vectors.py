@@ -116,7 +116,7 @@ def test_a_statement_is_judged_as_published(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", MEMBERSHIP["presences"], ids=lambda case: case["name"])
 def test_a_presence_is_judged_as_published(case: dict[str, Any]) -> None:
     info = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
-    result = Members(info, lambda: case["now"]).hear(bytes.fromhex(case["presence"]))
+    result = Members(info, lambda: case["now"]).read_presence(bytes.fromhex(case["presence"]))
     assert (result.reason if isinstance(result, Rejected) else "ok") == case["expect"]
 
 
@@ -149,8 +149,8 @@ def test_the_published_record_of_the_table_is_accepted_and_no_other() -> None:
             value=value,
             expiration_time=expiration,
         )
-        vouches = Members(info, lambda: now).vouches
-        records = HeartbeatRecords(Identity.generate(), record.key, lambda: now, vouches)
+        proves_membership = Members(info, lambda: now).proves_membership
+        records = HeartbeatRecords(Identity.generate(), record.key, lambda: now, proves_membership)
         return records.validate(record)
 
     value = bytes.fromhex(table["value"])

@@ -13,8 +13,8 @@ import pytest
 import structlog
 
 from swarm_node.durable import Journal
-from swarm_node.node.figures.snapshot import Ended
-from swarm_node.node.start.screen import Screen, end_text
+from swarm_node.node.metrics.snapshot import Ended
+from swarm_node.node.start.progress import NodeProgress, end_text
 from swarm_node.program.logs import keep_log, set_up_logging
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07\r\nforged line\u202eevil\x9b2J"
@@ -140,7 +140,7 @@ def test_p2pd_ends_without_an_error_line(told: Told) -> None:
 
 def test_without_a_terminal_the_start_and_the_end_are_lines(told: Told) -> None:
     set_up_logging(verbose=False)
-    screen = Screen()
+    screen = NodeProgress()
     with screen:
         screen.step("trainer")
         screen.ended(Ended(6384, 0.84, True))

@@ -18,7 +18,7 @@ from research.scenario import StudyScenario
 from research.swarm import simulate
 from swarm_node.cli.main import app
 from swarm_node.errors import ConfigError
-from swarm_node.p2p.peers.conduct import BLAMELESS
+from swarm_node.p2p.peers.standing import BLAMELESS
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.simulation.models import deal

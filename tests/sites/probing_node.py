@@ -18,8 +18,8 @@ from light_nodes import LightNode
 from swarm_keys import Swarm
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.p2p.reach.knock import knock
-from swarm_node.p2p.reach.verdict import Verdict
+from swarm_node.p2p.reach.address_check import knock
+from swarm_node.p2p.reach.reachability import Reachability
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 
 #: In 2026, before any clock on which this runs; certificates hold for ten years.
@@ -47,7 +47,7 @@ async def main(number: int, place: Path, listen: list[str], bootstrap: list[str]
     node = LightNode(place, SYSTEM_CLOCK, transport, membership, bootstrap, knock)
     node.start()
     ended = asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-    last: Verdict | None = None
+    last: Reachability | None = None
     while not ended.done():
         verdict = node.reach.verdict()
         if verdict != last:

@@ -46,7 +46,7 @@ def config(
         explain_settings,
     )
     from swarm_node.config import Sources, parse_assignments
-    from swarm_node.node.figures.snapshot import SCHEMA
+    from swarm_node.node.metrics.snapshot import SCHEMA
 
     flags = {"home": home, **parse_assignments(assign or [])}
     keys = explain_settings(flags, config=file, with_home=True)

@@ -78,7 +78,7 @@ def doctor(
     `doctor --facts FILE` judge it elsewhere.
     """
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.node.start.named import with_ticket
+    from swarm_node.node.start.resolve_names import with_ticket
     from swarm_node.program.commands import with_home
 
     flags = {
@@ -111,7 +111,7 @@ def _show(findings: Sequence[Finding], facts: Facts | None) -> None:
     """Print findings, with the facts that they follow from as JSON."""
     if facts is not None:
         from swarm_node.cli.home import json_of
-        from swarm_node.node.preflight.stored import SCHEMA, stored
+        from swarm_node.node.preflight.facts_file import SCHEMA, stored
 
         rows = [finding._asdict() for finding in findings]
         typer.echo(json_of({"schema": SCHEMA, "checks": rows, "facts": stored(facts)}))
@@ -132,7 +132,7 @@ def find_elsewhere(settings: Settings, path: Path) -> tuple[Facts, list[Finding]
     from swarm_node.environments.presets import prompt_bytes, try_environment
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.doctor import examine
-    from swarm_node.node.preflight.stored import SUBJECTS, read_facts
+    from swarm_node.node.preflight.facts_file import SUBJECTS, read_facts
     from swarm_node.policy.planning.demand import Lengths
 
     facts, shape = read_facts(path, settings.home), shape_of(settings.model)
@@ -159,7 +159,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     from swarm_node.node.preflight.facts import gather
     from swarm_node.node.preflight.right_answers import examine_rows
     from swarm_node.node.start.admission import of_choice, refused
-    from swarm_node.node.start.named import ticket_text
+    from swarm_node.node.start.resolve_names import ticket_text
     from swarm_node.policy.models.model import of_hub
     from swarm_node.policy.planning.demand import Lengths
 
@@ -265,7 +265,7 @@ def find_network(settings: Settings) -> list[Finding]:
         try_addresses,
         try_stored,
     )
-    from swarm_node.node.start.named import ticket_text
+    from swarm_node.node.start.resolve_names import ticket_text
     from swarm_node.p2p.addresses.addresses import coordinator_url
     from swarm_node.p2p.membership.ticket import parse_ticket
     from swarm_node.storage import MAX_PEERS, stored_peers

@@ -63,7 +63,7 @@ def check(
     from swarm_node.cli.home import show
     from swarm_node.cli.verbs.evaluating import progress
     from swarm_node.library.measuring import Progress
-    from swarm_node.node.figures.snapshot import SCHEMA
+    from swarm_node.node.metrics.snapshot import SCHEMA
     from swarm_node.node.preflight.defaults import for_model
     from swarm_node.node.preflight.env_check import check_environment
     from swarm_node.policy.models.config import ModelConfig

@@ -54,7 +54,7 @@ def evaluate(
         _ask_node(home, json)
         return
     from swarm_node.config import load_settings, parse_assignments
-    from swarm_node.library.named import require_measured
+    from swarm_node.library.resolve_names import require_measured
 
     assignments = parse_assignments(assign or [])
     flags = {"home": home, "model": model, **assignments}
@@ -90,7 +90,7 @@ def _ask_node(home: Path | None, json: bool) -> None:
 
     point = ask(home, lambda client: client.evaluate())
     from swarm_node.cli.views.views import eval_view
-    from swarm_node.node.figures.snapshot import SCHEMA
+    from swarm_node.node.metrics.snapshot import SCHEMA
 
     document = {"schema": SCHEMA, **msgspec.to_builtins(point)}
     show(json, document, lambda: eval_view(point))

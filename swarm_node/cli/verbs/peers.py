@@ -15,7 +15,7 @@ from swarm_node.cli.options import HomeOption, JsonOption
 from swarm_node.errors import SwarmNodeError
 
 if TYPE_CHECKING:
-    from swarm_node.node.figures.snapshot import PeerRow, PingReport, Snapshot, UnmetRow
+    from swarm_node.node.metrics.snapshot import PeerRow, PingReport, Snapshot, UnmetRow
 
 #: Pings without --count: in all, and until a direct link answers.
 _COUNT, _DIRECT_COUNT = 5, 60
@@ -40,7 +40,7 @@ def peers(
     """
     snapshot = ask(home, lambda client: client.status())
     from swarm_node.cli.views.peers_view import peers_view
-    from swarm_node.node.figures.snapshot import SCHEMA
+    from swarm_node.node.metrics.snapshot import SCHEMA
 
     document = {
         "schema": SCHEMA,
@@ -105,7 +105,7 @@ def meant_peer(text: str, snapshot: Snapshot, known_as: Mapping[str, str]) -> tu
         SwarmNodeError: nobody, or more than one.
     """
     from swarm_node.cli.views.peers_view import called, name_of
-    from swarm_node.node.members.people import SHORTEST
+    from swarm_node.node.members.lookup import SHORTEST
     from swarm_node.p2p.wire.identity import short_id
 
     names = called(snapshot, known_as)

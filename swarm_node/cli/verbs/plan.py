@@ -201,9 +201,9 @@ def _machines(settings: Settings, vram: int | None, facts: Path | None) -> list[
         ConfigError: there is no such card, or the file is unusable.
     """
     from swarm_node.node.preflight.doctor import machine_of, this_machine
+    from swarm_node.node.preflight.facts_file import read_facts
     from swarm_node.node.preflight.machine import card
     from swarm_node.node.preflight.probe import gpu_memory
-    from swarm_node.node.preflight.stored import read_facts
 
     if vram is not None and facts is not None:
         raise ConfigError("--vram and --facts both name a machine", "take one of them")

@@ -90,7 +90,7 @@ def _require_stored(
     checkpoint: str | None, home: Path | None, model: str | None, config: Path | None
 ) -> None:
     from swarm_node.config import load_settings
-    from swarm_node.library.named import require_served
+    from swarm_node.library.resolve_names import require_served
 
     settings = load_settings({"home": home, "model": model}, config=config, with_home=True)
     require_served(settings, checkpoint)

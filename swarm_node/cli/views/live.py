@@ -21,17 +21,17 @@ from swarm_node.cli.views.peers_view import peers_view
 from swarm_node.cli.views.samples_view import samples_view
 from swarm_node.cli.views.status_view import course, figures_view, findings_view
 from swarm_node.cli.views.views import plain, span
-from swarm_node.node.figures.history import figures
-from swarm_node.node.figures.snapshot import Ended, Snapshot
+from swarm_node.node.metrics.history import figures
+from swarm_node.node.metrics.snapshot import Ended, Snapshot
 from swarm_node.node.preflight.first_lines import Line
-from swarm_node.node.start.screen import Screen, end_text
+from swarm_node.node.start.progress import NodeProgress, end_text
 from swarm_node.p2p.wire.identity import short_id
 
 _REFRESH_SECONDS = 1.0
 _KEYS = "\\[q]uit \\[p]eers \\[s]amples"
 
 
-def live_screen(log_format: str = "auto") -> Screen | None:
+def live_screen(log_format: str = "auto") -> NodeProgress | None:
     """A screen that draws, if `log_format` lets it and stderr is a terminal that can be drawn
     on."""
     console = Console(stderr=True, highlight=False)
@@ -39,7 +39,7 @@ def live_screen(log_format: str = "auto") -> Screen | None:
     return LiveScreen(console) if can_draw else None
 
 
-class LiveScreen(Screen):
+class LiveScreen(NodeProgress):
     """Draws the steps of the start with a tick each, then the node. Log lines go above."""
 
     draws = True

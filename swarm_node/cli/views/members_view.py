@@ -10,8 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from swarm_node.cli.views.views import day_of, plain, standing
-from swarm_node.node.figures.snapshot import PeerRow
 from swarm_node.node.members.ledger import Block, IssuedTicket
+from swarm_node.node.metrics.snapshot import PeerRow
 from swarm_node.p2p.wire.identity import short_id
 
 #: Holders of one ticket, and tries of it, that are shown; `--json` has all.

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 
 from swarm_node.cli.views.views import counts, plain, span, standing, who
-from swarm_node.node.figures.snapshot import PeerRow, Said, Snapshot, UnmetRow
+from swarm_node.node.metrics.snapshot import PeerRow, Said, Snapshot, UnmetRow
 from swarm_node.p2p.addresses.addresses import host_and_port, split_endpoint
 from swarm_node.p2p.wire.identity import short_id
 

@@ -8,8 +8,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from swarm_node.cli.views.views import plain
-from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import PeerRow
+from swarm_node.node.metrics.samples import SampleRow
+from swarm_node.node.metrics.snapshot import PeerRow
 from swarm_node.p2p.wire.identity import short_id
 
 

@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from swarm_node.cli.views.views import counts, day_of, number_of, plain, relay_name, span
-from swarm_node.node.figures.curve import parted
-from swarm_node.node.figures.samples import RecentRow
-from swarm_node.node.figures.snapshot import (
+from swarm_node.node.metrics.curve import parted
+from swarm_node.node.metrics.progress import told
+from swarm_node.node.metrics.samples import RecentRow
+from swarm_node.node.metrics.snapshot import (
     SEEN_SECONDS,
     CoordinatorRow,
     EvalPoint,
@@ -20,7 +21,6 @@ from swarm_node.node.figures.snapshot import (
     Said,
     Snapshot,
 )
-from swarm_node.node.figures.underway import told
 from swarm_node.p2p.wire.identity import short_id
 
 #: The sign and the colour of a finding, by its level.

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from swarm_node.node.figures.snapshot import EvalPoint, PeerRow
+from swarm_node.node.metrics.snapshot import EvalPoint, PeerRow
 from swarm_node.p2p.wire.identity import short_id
 from swarm_node.policy.choices import ADVANTAGE_CHOICES, LOSS_CHOICES, Choice
 

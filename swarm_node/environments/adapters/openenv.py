@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_type_hints
 
-from swarm_node.environments.adapters.replaying import (
+from swarm_node.environments.adapters.common import (
     Tasks,
     check_turns,
     made,

@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 
 import msgspec
 
-from swarm_node.environments.adapters.replaying import (
+from swarm_node.environments.adapters.common import (
     Episode,
     Tasks,
     check_turns,

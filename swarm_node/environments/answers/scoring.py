@@ -10,7 +10,7 @@ from swarm_node.environments.answers.final import EMPHASIS, FORMULA, SENTENCE, W
 from swarm_node.environments.answers.letters import letter_of
 from swarm_node.environments.mathematics.equality import equal
 from swarm_node.environments.mathematics.limit import within_time
-from swarm_node.environments.mathematics.reading import is_value
+from swarm_node.environments.mathematics.structure import is_value
 from swarm_node.environments.mathematics.vocabulary import CHANGING, SCALES
 
 #: A letter anywhere in a text of so many characters is an answer, in a longer one perhaps not.

@@ -11,7 +11,7 @@ from typing import Any, Final
 from swarm_node.environments.mathematics.brackets import key_of, partners, stripped
 from swarm_node.environments.mathematics.limit import quieten
 from swarm_node.environments.mathematics.notation import Token, spelled, tokens_of
-from swarm_node.environments.mathematics.reading import (
+from swarm_node.environments.mathematics.structure import (
     MAX_MATH_CHARS,
     Matrix,
     Reading,

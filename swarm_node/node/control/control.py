@@ -51,10 +51,10 @@ from swarm_node.node.control.openai import (
     ServedAt,
     is_openai,
 )
-from swarm_node.node.figures.history import CHARTS, HistoryReport
-from swarm_node.node.figures.samples import SampleRow, SamplesReport
-from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, PingReport, Snapshot
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.history import CHARTS, HistoryReport
+from swarm_node.node.metrics.samples import SampleRow, SamplesReport
+from swarm_node.node.metrics.snapshot import SCHEMA, EvalPoint, NetworkReport, PingReport, Snapshot
 from swarm_node.page.entrance import Entrance, Key, bearer, decoded, is_local, is_one_of
 from swarm_node.page.event_log import EventReport
 from swarm_node.page.events import Events
@@ -255,7 +255,7 @@ class ControlServer:
         return _json(self._history(start_time))
 
     async def _get_metrics(self, _: web.Request) -> web.Response:
-        from swarm_node.node.control.metrics import CONTENT_TYPE, exposition
+        from swarm_node.node.control.prometheus import CONTENT_TYPE, exposition
 
         return web.Response(
             body=exposition(self._snapshot()), headers={"Content-Type": CONTENT_TYPE}

@@ -35,7 +35,7 @@ from swarm_node.node.control.openai_wire import (
     prompts_of,
     usage_of,
 )
-from swarm_node.node.loops.guests import GuestAnswers, Guests
+from swarm_node.node.loops.openai_requests import OpenAIRequests, SampledChoices
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.rollout import Finish
@@ -90,7 +90,7 @@ class OpenAIServer:
     answer if the request names none."""
 
     def __init__(
-        self, guests: Guests, codec: Codec, *, model: str, token_limit: Callable[[], int]
+        self, guests: OpenAIRequests, codec: Codec, *, model: str, token_limit: Callable[[], int]
     ) -> None:
         self._guests = guests
         self._codec = codec
@@ -221,9 +221,9 @@ class OpenAIServer:
 
     def _queued(
         self, sample_requests: Sequence[SampleRequest], is_gone: Callable[[], bool]
-    ) -> list[GuestAnswers] | None:
+    ) -> list[SampledChoices] | None:
         """The answers to all prompts, or None if there is no room for them all."""
-        queued: list[GuestAnswers] = []
+        queued: list[SampledChoices] = []
         for request in sample_requests:
             answers = self._guests.ask(request, is_gone)
             if answers is None:
@@ -245,7 +245,7 @@ class _Conversation:
         self,
         api_request: ChatRequest | TextRequest,
         sample_requests: Sequence[SampleRequest],
-        answers: Sequence[GuestAnswers],
+        answers: Sequence[SampledChoices],
         codec: Codec,
         model: str,
     ) -> None:

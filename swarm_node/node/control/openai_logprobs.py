@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
-from swarm_node.node.loops.guests import RankedToken
+from swarm_node.node.loops.openai_requests import RankedToken
 
 
 class SpeltToken(NamedTuple):

@@ -4,7 +4,7 @@ The file is a plain tar with mode 0600, in this order: keys, membership, lists, 
 the database, the newest checkpoint if asked for, and last `manifest.json`, which has the size and
 the sha256 of every other member. The reader takes nothing else: no links, no directories, and no
 name or size that the writer would not write. It trusts no file before the manifest verified all of
-them, and puts nothing in place before `inventory.judge` found a whole home in it.
+them, and puts nothing in place before `file_checks.judge` found a whole home in it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from msgspec import Meta, Struct
 
 from swarm_node.durable import open_regular
 from swarm_node.errors import HomeError, reason_of, words_of
+from swarm_node.node.home.file_checks import RECORD
 from swarm_node.node.home.home import Home
-from swarm_node.node.home.inventory import RECORD
-from swarm_node.node.home.stocktaking import take_stock
+from swarm_node.node.home.read_files import take_stock
 from swarm_node.p2p.membership.membership import MAX_UNIX_SECONDS
 
 #: The small files of a home, each if it is there.

@@ -12,7 +12,7 @@ addresses                          those of the node when it last started, for t
 settings.json                      what earlier starts were given (config/remembered.py)
 node.db  node.db.sha256  checkpoints/   groups, windows, counters; its digest between two runs;
                                    training state
-home.json                          the files that this home has had; see inventory.py
+home.json                          the files that this home has had; see file_checks.py
 metrics.jsonl  node.log            history and log, JSON objects; older ones in *.1
 editing  recording                 locked while a command changes one of these files, home.json
 control.json  metrics.token  openai.token  prometheus.json  where the node answers (mode 0600)
@@ -38,8 +38,15 @@ from swarm_node.errors import (
     Rejected,
     TicketError,
 )
-from swarm_node.node.home.inventory import FILES, RECORD, RECORD_VERSION, HomeState, Record, present
-from swarm_node.node.home.stocktaking import DATABASE_DIGEST, take_stock
+from swarm_node.node.home.file_checks import (
+    FILES,
+    RECORD,
+    RECORD_VERSION,
+    HomeState,
+    Record,
+    present,
+)
+from swarm_node.node.home.read_files import DATABASE_DIGEST, take_stock
 from swarm_node.p2p.addresses.addresses import coordinator_url, unused_port
 from swarm_node.p2p.membership.delegates import Signer
 from swarm_node.p2p.membership.membership import (

@@ -2,7 +2,7 @@
 
 | error | counted as | what happens |
 | --- | --- | --- |
-| TransportError | network | the loop tries again; `mend` repairs the network meanwhile |
+| TransportError | network | the loop tries again; `repair` repairs the network meanwhile |
 | CoordinatorError | coordinator | the loop tries again |
 | ChildError | environment | the loop tries again; the process is started again when it is asked |
 | StorageError | storage | the loop tries again; nothing of its step was stored |

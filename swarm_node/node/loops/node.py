@@ -14,8 +14,8 @@
 | list     | its poll interval                          | pull                    |
 | pull     | offers and free slots for peers' groups    | train                   |
 | meet     | its heartbeat interval                     | –                       |
-| mend     | three seconds                              | feel, meet              |
-| feel     | one peer that is no partner, at a time     | –                       |
+| repair   | three seconds                              | try, meet               |
+| try      | one peer that is no partner, at a time     | –                       |
 | probe    | ten minutes, or another address            | –                       |
 | relay    | two seconds                                | –                       |
 | link     | two seconds                                | –                       |
@@ -48,20 +48,20 @@ from msgspec.structs import replace
 from swarm_node.config import Settings, named_home
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.errors import Rejected, SwarmNodeError, first_of
-from swarm_node.node.figures.curve import add
-from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import Ended, EvalPoint, NetworkReport, PingReport, Snapshot
 from swarm_node.node.loops.learning.learner import Learner
-from swarm_node.node.loops.parts import Parts, Shared
-from swarm_node.node.loops.peers.belonging import Belonging
-from swarm_node.node.loops.peers.consequences import watch
+from swarm_node.node.loops.node_parts import Parts, Shared
 from swarm_node.node.loops.peers.dialing import DialCheck, ping, try_everything
-from swarm_node.node.loops.reporting.overview import take_report, take_snapshot
+from swarm_node.node.loops.peers.membership_check import MembershipCheck
+from swarm_node.node.loops.peers.violations import watch
 from swarm_node.node.loops.reporting.recording import Recorder
+from swarm_node.node.loops.reporting.snapshots import take_report, take_snapshot
 from swarm_node.node.loops.sampling.fit import check_groups
 from swarm_node.node.loops.sampling.tasks import chosen_families
 from swarm_node.node.loops.supervisor import Step, Supervisor
-from swarm_node.node.loops.work import OpenWork, Work
+from swarm_node.node.loops.workers import OpenWorkers, Workers
+from swarm_node.node.metrics.curve import add
+from swarm_node.node.metrics.samples import SampleRow
+from swarm_node.node.metrics.snapshot import Ended, EvalPoint, NetworkReport, PingReport, Snapshot
 from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.exchange.pulling import Turn
 from swarm_node.p2p.exchange.verify import restored_groups
@@ -87,7 +87,7 @@ class Node:
         shared_state: Shared,
         learner: Learner,
         reaching: ReachingTransport,
-        open_work: OpenWork,
+        open_work: OpenWorkers,
     ) -> None:
         """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
         self.settings = settings
@@ -105,7 +105,7 @@ class Node:
         self._running_since: float | None = None
         self._info: EnvironmentInfo | None = None
         self._own_families: tuple[str, ...] = ()
-        self._opened: Work | None = None
+        self._opened: Workers | None = None
         #: Groups of an earlier start that are not in the replay buffer yet.
         self._stored: deque[VerifiedGroup] = deque()
         self._polls = 0
@@ -114,7 +114,7 @@ class Node:
         self._dials: DialCheck | None = None
         if parts.knock is not None:
             self._dials = DialCheck(shared_state.local, settings.network.bootstrap, parts.knock)
-        self.belonging: Belonging | None = None
+        self.membership_check: MembershipCheck | None = None
         self._stop = asyncio.Event()
         self._changed = asyncio.Condition()
 
@@ -124,8 +124,9 @@ class Node:
         self._stop.set()
 
     def leave_if_refused(self, inviters: Sequence[str]) -> None:
-        """Have `run` end once the swarm refuses this node for certain; see `Belonging`."""
-        self.belonging = Belonging(self._shared.local, self._parts.storage, inviters, self.stop)
+        """Have `run` end once the swarm refuses this node for certain; see `MembershipCheck`."""
+        local, storage = self._shared.local, self._parts.storage
+        self.membership_check = MembershipCheck(local, storage, inviters, self.stop)
 
     def adopt(self, settings: Settings) -> None:
         """Apply new settings, which differ from the old ones in `at_once` keys only."""
@@ -232,7 +233,7 @@ class Node:
             self._parts,
             self._shared,
             self._reaching,
-            self._opened.exchange.meeting if self._opened else None,
+            self._opened.exchange.discovery if self._opened else None,
             model=self.settings.model,
             limit=self.settings.run.max_steps,
             levels=[] if self._opened is None else self._opened.levels.rows(),
@@ -262,23 +263,21 @@ class Node:
 
     def _loops(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
         """All loops, each under the supervisor: those that repeat one step, and the others."""
-        repeat, company = self._supervisor.repeat, self._work.company
+        repeat, connectivity = self._supervisor.repeat, self._work.connectivity
         return {
             **({"restore": self._restore} if self._stored else {}),
             "sample": partial(repeat, "sample", self._sample),
             "train": self._train,
             "list": self._list,
             "pull": self._pull,
-            "meet": partial(repeat, "meet", company.meet),
-            "mend": partial(repeat, "mend", company.mend),
-            "feel": partial(repeat, "feel", company.feel),
+            "meet": partial(repeat, "meet", connectivity.meet),
+            "repair": partial(repeat, "repair", connectivity.repair),
+            "try": partial(repeat, "try", connectivity.try_peers),
             **{name: partial(repeat, name, step) for name, step in self._further_steps().items()},
             **self._punching(),
             "evaluate": partial(repeat, "evaluate", self._evaluate),
             "record": partial(
-                repeat,
-                "record",
-                Recorder(self._parts, self._shared, self.snapshot).step,
+                repeat, "record", Recorder(self._parts, self._shared, self.snapshot).step
             ),
         }
 
@@ -304,16 +303,16 @@ class Node:
         few nodes have a coordinator."""
         steps: dict[str, Step] = {}
         if self._work.prober is not None:
-            company = self._work.company
-            steps |= {"probe": self._work.prober.step, "relay": company.relay, "link": company.link}
+            reach = self._work.connectivity
+            steps |= {"probe": self._work.prober.step, "relay": reach.relay, "link": reach.link}
         if self._parts.guests is not None:
             steps["serve"] = self._parts.guests.step
         if self._dials is not None:
             steps["dial"] = self._dials.step
-        if self.belonging is not None:
-            steps["belong"] = partial(self.belonging.step, self._work.me)
-        if self._work.coordinating is not None:
-            steps["coordinate"] = partial(self._work.coordinating.step, self.snapshot)
+        if self.membership_check is not None:
+            steps["belong"] = partial(self.membership_check.step, self._work.me)
+        if self._work.coordinator_loop is not None:
+            steps["coordinate"] = partial(self._work.coordinator_loop.step, self.snapshot)
         return steps
 
     def _punching(self) -> Mapping[str, Callable[[], Coroutine[None, None, None]]]:
@@ -473,7 +472,7 @@ class Node:
         )
 
     @property
-    def _work(self) -> Work:
+    def _work(self) -> Workers:
         assert self._opened is not None, "loops start after _open"
         return self._opened
 

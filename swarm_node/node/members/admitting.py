@@ -13,10 +13,10 @@ from swarm_node.node.home.home import Home, listen_addresses
 from swarm_node.node.members.issuers import Made, take
 from swarm_node.node.members.ledger import MAX_ENDPOINTS, Followed, IssuedTicket, Ledger
 from swarm_node.p2p.addresses.addresses import split_endpoint
-from swarm_node.p2p.membership.claims import Claims
 from swarm_node.p2p.membership.members import load_claims
 from swarm_node.p2p.membership.membership import IssuerBody, Name
 from swarm_node.p2p.membership.ticket import parse_ticket, with_addresses
+from swarm_node.p2p.membership.ticket_uses import TicketUses
 from swarm_node.p2p.wire.identity import peer_id_of
 
 _PEER = "/p2p/"
@@ -197,7 +197,7 @@ def holders(home: Home) -> dict[str, list[str]]:
     Raises:
         HomeError: the file is damaged.
     """
-    return _by_issuer(load_claims(home), Claims.holders)
+    return _by_issuer(load_claims(home), TicketUses.holders)
 
 
 def tried(home: Home) -> dict[str, list[str]]:
@@ -207,10 +207,12 @@ def tried(home: Home) -> dict[str, list[str]]:
     Raises:
         HomeError: the file is damaged.
     """
-    return _by_issuer(load_claims(home), Claims.tried)
+    return _by_issuer(load_claims(home), TicketUses.tried)
 
 
-def _by_issuer(claims: Claims, of: Callable[[Claims, bytes], list[bytes]]) -> dict[str, list[str]]:
+def _by_issuer(
+    claims: TicketUses, of: Callable[[TicketUses, bytes], list[bytes]]
+) -> dict[str, list[str]]:
     keys_by_issuer = {issuer.hex(): of(claims, issuer) for issuer, _, _ in claims.rows()}
     return {
         issuer: [*map(peer_id_of, subjects)]

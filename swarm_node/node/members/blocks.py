@@ -5,7 +5,7 @@ from __future__ import annotations
 from swarm_node.errors import HomeError
 from swarm_node.node.home.home import Home
 from swarm_node.node.members.ledger import Block, Followed, Ledger
-from swarm_node.node.members.people import SHORTEST, Meant
+from swarm_node.node.members.lookup import SHORTEST, Meant
 
 
 def block_ledger(home: Home) -> Ledger[Block]:

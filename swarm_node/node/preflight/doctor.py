@@ -27,8 +27,8 @@ from swarm_node.policy.memory.plan import Plan, make_plan
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import has_bitsandbytes, repeats_heads, torch_version
 from swarm_node.policy.planning.demand import ONE_ANSWER, Lengths
+from swarm_node.policy.planning.disk_space import check_disk, shared_bytes
 from swarm_node.policy.planning.fit import Fit, GpuMemory, Machine, engine_of, fit
-from swarm_node.policy.planning.room import check_disk, shared_bytes
 from swarm_node.policy.sampling.vllm.engine import (
     INSTALL_CUDA,
     VLLM_VERSION,

@@ -12,14 +12,14 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Sampling
 from swarm_node.environments.host import SAID_TEXTS, EnvironmentInfo, ProcessEnvironmentHost
 from swarm_node.environments.judgement import Judgement, ReplayedDialogue
-from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.figures.snapshot import Said
 from swarm_node.node.loops.sampling.dialogues import TOO_LONG, PlayedDialogue, Player
 from swarm_node.node.loops.sampling.fit import check_groups
 from swarm_node.node.loops.sampling.tasks import chosen_families
-from swarm_node.node.preflight.ground_check import check_questions
+from swarm_node.node.metrics.snapshot import Said
+from swarm_node.node.preflight.dataset_checks import check_questions
 from swarm_node.node.preflight.right_answers import Tell, judged, score_family
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest

@@ -31,8 +31,8 @@ from swarm_node.errors import (
     reason_of,
     words_of,
 )
+from swarm_node.node.home.file_checks import Fault
 from swarm_node.node.home.home import Home
-from swarm_node.node.home.inventory import Fault
 from swarm_node.node.preflight.probe import (
     NOTHING_SEEN,
     Seen,

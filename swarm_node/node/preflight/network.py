@@ -11,14 +11,14 @@ import asyncio
 import statistics
 from collections.abc import Iterator, Sequence
 
-from swarm_node.node.figures.snapshot import NetworkReport, TriedRow
+from swarm_node.node.metrics.snapshot import NetworkReport, TriedRow
 from swarm_node.node.preflight.doctor import Finding, Level
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
-from swarm_node.p2p.peers.causes import Cause, advice, told_here
-from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
-from swarm_node.p2p.reach.knock import knock
-from swarm_node.p2p.reach.verdict import NATS, Verdict, listed, place
+from swarm_node.p2p.peers.causes import Cause, advice, text_here
+from swarm_node.p2p.reach.address_check import knock
+from swarm_node.p2p.reach.connect_attempts import DialAttempt, attempt_all
+from swarm_node.p2p.reach.reachability import NATS, Reachability, listed, place
 from swarm_node.p2p.wire.identity import short_id
 from swarm_node.storage import KnownPeer
 
@@ -53,7 +53,7 @@ def judge_network(report: NetworkReport) -> Iterator[Finding]:
     yield _table(report)
 
 
-def judge_reach(reach: Verdict) -> Finding:
+def judge_reach(reach: Reachability) -> Finding:
     """Judge members' access to a running node."""
     level: Level = "warning" if reach.kind == "unreachable" else "ok"
     return Finding("reach", level, reach.text, reach.remedy)
@@ -102,7 +102,7 @@ def _judge_causes(report: NetworkReport) -> Iterator[Finding]:
         (cause.code, cause.peer, location) for cause in try_causes for location in (cause.where, "")
     }
     for cause in report.causes:
-        text = told_here(cause)
+        text = text_here(cause)
         verdict = any(text in finding.text for finding in report.findings)
         if not verdict and (cause.code, cause.peer, cause.where) not in told_keys:
             yield Finding(cause.code, "warning", text, advice(cause))
@@ -115,7 +115,7 @@ def _judge_tries(rows: Sequence[TriedRow]) -> Iterator[Finding]:
         if row.cause is None:
             yield Finding(row.kind, "ok", f"{row.name} answers in {row.seconds * 1e3:.0f} ms")
             continue
-        text, remedy = f"{told_here(row.cause)}, after {row.seconds:.1f} s", advice(row.cause)
+        text, remedy = f"{text_here(row.cause)}, after {row.seconds:.1f} s", advice(row.cause)
         if (
             any(row.kind == "relay" for row in answered_rows)
             if row.kind == "relay"
@@ -133,25 +133,25 @@ def _judge_tries(rows: Sequence[TriedRow]) -> Iterator[Finding]:
         yield Finding("reached", "error", "nobody is reached", remedy)
 
 
-def _relay(reach: Verdict) -> Finding:
+def _relay(reach: Reachability) -> Finding:
     if reach.kind == "unreachable":
         remedy = "a member that can be reached relays for others: let one join (docs/networking.md)"
         return Finding("relay", "warning", "none holds a link for this node", remedy)
     return Finding("relay", "ok", "none" + ", and none is needed" * (reach.kind == "direct"))
 
 
-def _clocks(reach: Verdict) -> Finding:
+def _clocks(reach: Reachability) -> Finding:
     if not reach.probes:
         return Finding("clocks", "ok", "no member to compare with")
     offset = statistics.median(probe.ahead for probe in reach.probes)
     cause = Cause("clock", name=_few(reach), seconds=-offset)
     if abs(offset) < _CLOCK_WARNING * CLOCK_SKEW_SECONDS:
-        return Finding("clocks", "ok", told_here(cause))
+        return Finding("clocks", "ok", text_here(cause))
     level: Level = "error" if abs(offset) >= CLOCK_SKEW_SECONDS else "warning"
-    return Finding("clocks", level, told_here(cause), advice(cause))
+    return Finding("clocks", level, text_here(cause), advice(cause))
 
 
-def _few(reach: Verdict) -> str:
+def _few(reach: Reachability) -> str:
     return listed(dict.fromkeys(probe.name for probe in reach.probes))
 
 

@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config.model import EnvironmentTable
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
-from swarm_node.environments.judging.judge import FailedAnswer
 from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.splitting import some_tasks
+from swarm_node.environments.workers.scoring_worker import FailedAnswer
 from swarm_node.errors import ConfigError
-from swarm_node.node.figures.snapshot import Said
 from swarm_node.node.loops.sampling.tasks import chosen_families
+from swarm_node.node.metrics.snapshot import Said
 from swarm_node.node.preflight.doctor import Finding, Level
 from swarm_node.rollout import HELD_OUT_SEED, TaskRef
 

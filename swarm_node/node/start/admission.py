@@ -15,8 +15,8 @@ from swarm_node.config import Settings
 from swarm_node.environments.presets import Tried, check_choice
 from swarm_node.environments.splitting import Asking
 from swarm_node.errors import ModelError, SwarmNodeError
-from swarm_node.node.figures.snapshot import saved_in
 from swarm_node.node.loops.sampling.fit import check_groups
+from swarm_node.node.metrics.snapshot import saved_in
 from swarm_node.node.preflight.doctor import Finding
 from swarm_node.p2p.addresses.addresses import require_endpoints
 from swarm_node.policy.models.model import Model

@@ -14,38 +14,38 @@ from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.learning.learner import Learner
 from swarm_node.node.loops.learning.mixing import Mixer
 from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.parts import Parts, Shared, Tally
-from swarm_node.node.loops.peers.company import Company
+from swarm_node.node.loops.node_parts import Parts, Shared, Tally
+from swarm_node.node.loops.peers.connectivity import Connectivity
 from swarm_node.node.loops.reporting.evaluation import Evaluator
-from swarm_node.node.loops.reporting.overview import name_of
+from swarm_node.node.loops.reporting.snapshots import name_of
 from swarm_node.node.loops.sampling.fit import dialogues_fit
-from swarm_node.node.loops.sampling.harvest import Harvest
-from swarm_node.node.loops.sampling.judging import Judging
 from swarm_node.node.loops.sampling.levels import Levels
+from swarm_node.node.loops.sampling.partial_rollouts import PartialRollouts
 from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
+from swarm_node.node.loops.sampling.scoring import Scoring
 from swarm_node.node.loops.sampling.tasks import FittingTasks, SeededTasks
-from swarm_node.node.loops.work import Work
+from swarm_node.node.loops.workers import Workers
 from swarm_node.node.start.derive import mixture_settings, peers_wants, replay_settings
-from swarm_node.p2p.exchange.asking import Asker
+from swarm_node.p2p.exchange.discovery import Discovery
 from swarm_node.p2p.exchange.exchange import Exchange, open_exchange
-from swarm_node.p2p.exchange.meeting import Meeting
+from swarm_node.p2p.exchange.requests import Asker
 from swarm_node.p2p.exchange.serving import Answer, Server
 from swarm_node.p2p.exchange.verify import Dialogues, Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.reach.probe import Prober, ProbeServer
 from swarm_node.p2p.reach.punch import MAX_BODY, Puncher, place_of
+from swarm_node.p2p.reach.reachability import Relay
 from swarm_node.p2p.reach.transport import ReachingTransport
-from swarm_node.p2p.reach.verdict import Relay
 from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR, PUNCH
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.models.text.codec import check_tokens
 from swarm_node.policy.sampling.sampler import InterruptibleSampler
 
 if TYPE_CHECKING:
-    from swarm_node.node.loops.peers.coordinating import Coordinating
+    from swarm_node.node.loops.peers.coordinator_loop import CoordinatorLoop
 
 #: Answers to each of the unseen tasks that measure pass@k.
 _EVAL_TRIES = 4
@@ -60,7 +60,7 @@ def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Sha
     """Make the empty state that the loops of the node of `membership` share."""
     buffer, wants = parts.buffer(replay_settings(settings)), peers_wants(settings, parts.turns)
     of_parts = parts.clock, parts.office, parts.blocked, parts.names
-    local = Local.of(membership.identity, membership.swarm, *of_parts)
+    local = LocalNode.of(membership.identity, membership.swarm, *of_parts)
     return Shared(
         local=local,
         tally=Tally(rejected=local.rejected),
@@ -123,15 +123,15 @@ class Assembly:
             "open_work": self.open_work,
         }
 
-    def open_work(self, info: EnvironmentInfo, families: tuple[str, ...]) -> Work:
-        """Make the workers of the node's loops: see `OpenWork`."""
+    def open_work(self, info: EnvironmentInfo, families: tuple[str, ...]) -> Workers:
+        """Make the workers of the node's loops: see `OpenWorkers`."""
         settings, parts, local, evals = self.settings, self.parts, self.local, self.tally.evals
         levels = Levels(info, families, parts.storage, climbs=parts.climbs)
         seed, peer_id = settings.run.seed, local.peer_id
         chooser = SeededTasks(
             info, families, parts.storage, seed=seed, peer_id=peer_id, levels=levels
         )
-        judging = Judging(parts.environment, self.tally, self.shared.effort, parts.clock)
+        judging = Scoring(parts.environment, self.tally, self.shared.effort, parts.clock)
         tasks = FittingTasks(settings.sampling, parts, self.tally, chooser, info.turns)
         evaluator = Evaluator(
             sampling=settings.sampling,
@@ -149,8 +149,8 @@ class Assembly:
         use_secret = parts.transport.use_secret
         credentials = Credentials(local, self.chain, office=parts.office, use_secret=use_secret)
         exchange, prober, puncher = self.exchange(credentials, verifier)
-        company = Company(
-            exchange.meeting,
+        connectivity = Connectivity(
+            exchange.discovery,
             reaching=self.reaching,
             storage=parts.storage,
             directory=local.directory,
@@ -159,14 +159,14 @@ class Assembly:
             poll_seconds=settings.network.poll_seconds,
             version=lambda: parts.trainer.version,
         )
-        coordinating = self.coordinating(credentials, exchange.meeting)
-        workers = exchange, company, levels, credentials.me, prober, puncher, coordinating
-        return Work(tasks, judging, maker, evaluator, *workers)
+        coordinator_loop = self.coordinator_loop(credentials, exchange.discovery)
+        workers = exchange, connectivity, levels, credentials.me, prober, puncher, coordinator_loop
+        return Workers(tasks, judging, maker, evaluator, *workers)
 
-    def maker(self, info: EnvironmentInfo, judging: Judging, tasks: FittingTasks) -> RolloutMaker:
-        sampler, harvest = self.parts.sampler, None
+    def maker(self, info: EnvironmentInfo, judging: Scoring, tasks: FittingTasks) -> RolloutMaker:
+        sampler, partial_rollouts = self.parts.sampler, None
         if info.turns == 1 and isinstance(sampler, InterruptibleSampler):
-            harvest = Harvest(sampler, self.shared.buffer.settings.max_staleness)
+            partial_rollouts = PartialRollouts(sampler, self.shared.buffer.settings.max_staleness)
         return RolloutMaker(
             self.settings.sampling,
             self.parts,
@@ -174,13 +174,13 @@ class Assembly:
             judging,
             tasks,
             self.shared.slots,
-            harvest,
+            partial_rollouts,
             turns=info.turns,
             seed=self.settings.run.seed,
             peer_id=self.local.peer_id,
         )
 
-    def verifier(self, info: EnvironmentInfo, judging: Judging) -> GroupVerifier:
+    def verifier(self, info: EnvironmentInfo, judging: Scoring) -> GroupVerifier:
         sampling, parts, codec = self.settings.sampling, self.parts, self.parts.codec
         expectations = Expected(
             info.name,
@@ -273,18 +273,20 @@ class Assembly:
         answers = {PROBE: server.answer, PROBE_FOR: server.answer_for, PUNCH: puncher.answer}
         return answers, prober, puncher
 
-    def coordinating(self, credentials: Credentials, meeting: Meeting) -> Coordinating | None:
+    def coordinator_loop(
+        self, credentials: Credentials, discovery: Discovery
+    ) -> CoordinatorLoop | None:
         """Make the loop with the coordinator, if the settings or the ticket name one."""
         url = self.settings.network.coordinator
         if not url:
             return None
-        from swarm_node.node.loops.peers.coordinating import Coordinating
+        from swarm_node.node.loops.peers.coordinator_loop import CoordinatorLoop
 
-        return Coordinating(
+        return CoordinatorLoop(
             self.local,
             url,
             credentials=credentials,
-            meeting=meeting,
+            discovery=discovery,
             keeper=self.parts.office,
             rng=self.rng("coordinate"),
             tally=self.tally,

@@ -25,13 +25,13 @@ from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.errors import UnmappedError
 from swarm_node.node.control.control import ControlServer
 from swarm_node.node.control.openai import OpenAIServer, model_name
-from swarm_node.node.figures.history import HistoryReport, MetricsFile, Ring
-from swarm_node.node.figures.snapshot import SCHEMA
 from swarm_node.node.home.home import Home, Membership, listen_addresses
-from swarm_node.node.loops.guests import Guests
-from swarm_node.node.loops.parts import Parts
+from swarm_node.node.loops.node_parts import Parts
+from swarm_node.node.loops.openai_requests import OpenAIRequests
 from swarm_node.node.members.admitting import followed_names
 from swarm_node.node.members.blocks import Blocks
+from swarm_node.node.metrics.history import HistoryReport, MetricsFile, Ring
+from swarm_node.node.metrics.snapshot import SCHEMA
 from swarm_node.node.preflight.defaults import torch_threads
 from swarm_node.node.start.admission import check_positions
 from swarm_node.node.start.assembly import assemble
@@ -42,19 +42,19 @@ from swarm_node.node.start.derive import (
     most_rows,
     trainer_settings,
 )
-from swarm_node.node.start.screen import Screen
+from swarm_node.node.start.progress import NodeProgress
 from swarm_node.node.start.system import on_hangup
 from swarm_node.node.start.tracking import tracking
-from swarm_node.p2p.reach.knock import knock
+from swarm_node.p2p.reach.address_check import knock
 from swarm_node.p2p.reach.lan import Lan
+from swarm_node.p2p.reach.reachability import Reach
 from swarm_node.p2p.reach.relayed import JOURNAL_BYTES
-from swarm_node.p2p.reach.verdict import Reach
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.policy.memory.free import memory_in_use
 from swarm_node.policy.models.model import Model
 from swarm_node.policy.planning.demand import PRETRAINED_WEIGHTS
+from swarm_node.policy.planning.disk_space import shared_bytes
 from swarm_node.policy.planning.fit import Fit
-from swarm_node.policy.planning.room import shared_bytes
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.weights.store import shared_memory_dir
@@ -96,7 +96,7 @@ def build_parts(
         policy=model.policy,
         engine=lambda: sampler.described,
         memory=memory_in_use,
-        guests=Guests(sampler),
+        guests=OpenAIRequests(sampler),
         checkpoint_seconds=_CHECKPOINT_SECONDS,
         turns=model_fit.job.turns,
         climbs=model.config.weight_count >= PRETRAINED_WEIGHTS,
@@ -249,7 +249,7 @@ async def run_node(
     home: Home,
     membership: Membership,
     model: Model,
-    screen: Screen,
+    screen: NodeProgress,
     reloading: Reloading,
     on_running: Callable[[Sequence[str]], object] = lambda addresses: None,
     *,
@@ -282,7 +282,7 @@ async def _run(
     home: Home,
     membership: Membership,
     model: Model,
-    screen: Screen,
+    screen: NodeProgress,
     reloading: Reloading,
     on_running: Callable[[Sequence[str]], object],
     alone: bool,
@@ -328,8 +328,8 @@ async def _run(
             end = await node.run(on_running, screen.step)
         if end is not None:
             screen.ended(end)
-        if node.belonging is not None and node.belonging.refusal is not None:
-            raise node.belonging.refusal
+        if node.membership_check is not None and node.membership_check.refusal is not None:
+            raise node.membership_check.refusal
     finally:
         screen.detach()
         await control.close()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from swarm_node.config import Settings
 from swarm_node.node.home.home import Home, Membership
-from swarm_node.node.loops.member import ProgramNode, ProgramPolicy
-from swarm_node.node.loops.parts import Parts
+from swarm_node.node.loops.node_parts import Parts
+from swarm_node.node.loops.program_node import ProgramNode, ProgramPolicy
 from swarm_node.node.start.assembly import Assembly
 from swarm_node.node.start.build import make_environment, parts_of_home
 from swarm_node.policy.models.model import Model

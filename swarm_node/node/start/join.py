@@ -35,18 +35,18 @@ from swarm_node.node.preflight.first_lines import (
     told_line,
 )
 from swarm_node.node.start.admission import Check, of_choice, of_model
-from swarm_node.node.start.named import remembering, ticket_text
-from swarm_node.node.start.screen import Screen
+from swarm_node.node.start.progress import NodeProgress
+from swarm_node.node.start.resolve_names import remembering, ticket_text
 from swarm_node.node.start.system import notify, run_loop
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.models.model import SHIPPED, Model, Told, resolve
-from swarm_node.policy.planning.room import check_disk
+from swarm_node.policy.planning.disk_space import check_disk
 from swarm_node.program.logs import MAX_LOG_BYTES, keep_log, set_up_logging
 
 if TYPE_CHECKING:
-    from swarm_node.node.loops.member import ProgramNode
+    from swarm_node.node.loops.program_node import ProgramNode
     from swarm_node.node.start.derive import Resolved
 
 _log = structlog.get_logger(__name__)
@@ -56,7 +56,7 @@ def join_swarm(
     settings: Settings,
     sources: Sources,
     code: str | None = None,
-    screen: Screen | None = None,
+    screen: NodeProgress | None = None,
     *,
     alone: bool = False,
 ) -> None:
@@ -69,7 +69,7 @@ def join_swarm(
         MembershipError: the swarm refuses it.
         SwarmNodeError: it cannot start; the message says what to do.
     """
-    screen = screen or Screen()
+    screen = screen or NodeProgress()
     screen.home = named_home(settings.home)
     set_up_logging(settings.verbose, settings.log_format, warnings_only=screen.draws)
     with screen, remembering(sources):
@@ -77,7 +77,7 @@ def join_swarm(
 
 
 def _join(
-    user_settings: Settings, sources: Sources, code: str | None, screen: Screen, alone: bool
+    user_settings: Settings, sources: Sources, code: str | None, screen: NodeProgress, alone: bool
 ) -> None:
     screen.step("home")
     home = Home(user_settings.home)
@@ -131,7 +131,7 @@ def _admitted(
     home: Home,
     ticket: str | None,
     trial: Tried,
-    screen: Screen,
+    screen: NodeProgress,
 ) -> tuple[Resolved, Model]:
     """Check that the machine fits the settings and the model, and the model the environment that
     was `trial`. Return the settings of this start and the model.
@@ -207,7 +207,7 @@ def join_as_member(
         problems = [
             finding for finding in check_rows(environment).findings if finding.level != "ok"
         ]
-        Screen().tell([finding_line(finding) for finding in problems])
+        NodeProgress().tell([finding_line(finding) for finding in problems])
     if trial.turns > 1:
         raise ConfigError(
             f"environment.name: {environment.name} has dialogues, and a member publishes answers "

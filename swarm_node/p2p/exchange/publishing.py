@@ -8,7 +8,7 @@ from typing import NamedTuple
 import structlog
 
 from swarm_node.p2p.exchange.verify import GroupVerifier, stored_group
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
 from swarm_node.p2p.wire.groups import OversizeGroupError, pack_group
@@ -34,7 +34,7 @@ class Publisher:
 
     def __init__(
         self,
-        local: Local,
+        local: LocalNode,
         *,
         storage: Storage,
         verifier: GroupVerifier,

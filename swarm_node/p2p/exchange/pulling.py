@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from swarm_node.errors import Rejected
-from swarm_node.p2p.exchange.asking import Asker
+from swarm_node.p2p.exchange.requests import Asker
 from swarm_node.p2p.exchange.verify import GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic
-from swarm_node.p2p.membership.local import Local
-from swarm_node.p2p.peers.conduct import BLAMELESS
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.peers.peers import Offer, Peer
+from swarm_node.p2p.peers.standing import BLAMELESS
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind
 from swarm_node.p2p.wire.protocols import LIST, PULL
@@ -40,7 +40,7 @@ class Puller:
 
     def __init__(
         self,
-        local: Local,
+        local: LocalNode,
         asker: Asker,
         *,
         verifier: GroupVerifier,

@@ -18,9 +18,9 @@ from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.refusals import refused_caller
 from swarm_node.p2p.limits.budgets import Traffic
-from swarm_node.p2p.membership.claims import digest
 from swarm_node.p2p.membership.credentials import Credentials
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
+from swarm_node.p2p.membership.ticket_uses import digest
 from swarm_node.p2p.peers.peers import Directory
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import (
@@ -78,7 +78,7 @@ class Server:
 
     def __init__(
         self,
-        local: Local,
+        local: LocalNode,
         *,
         transport: Transport,
         credentials: Credentials,
@@ -120,7 +120,7 @@ class Server:
             transport.serve(protocol, functools.partial(self._answer, member_handler))
         transport.serve(REVOKED, functools.partial(self._answer, self._list_for))
         members = local.members
-        transport.screen(members.vouches, members.is_member, members.issuer, gate=self)
+        transport.screen(members.proves_membership, members.is_member, members.issuer, gate=self)
 
     async def _answer(self, handler: Handler, caller: str, payload: bytes) -> bytes:
         """Answer a request if the caller's budget allows it, and charge the reply."""

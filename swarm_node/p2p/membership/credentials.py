@@ -11,7 +11,7 @@ import structlog
 
 from swarm_node.errors import Rejected
 from swarm_node.p2p.membership.delegates import Signer, in_last_third, issue_renewal, next_list
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.membership.members import Keeper, Member
 from swarm_node.p2p.membership.membership import Chain, open_chain
 from swarm_node.p2p.membership.statements import (
@@ -134,7 +134,7 @@ class Credentials:
 
     def __init__(
         self,
-        local: Local,
+        local: LocalNode,
         chain: Chain,
         *,
         office: Office,

@@ -16,8 +16,7 @@ import msgpack
 import msgspec
 
 from swarm_node.errors import HomeError, Rejected
-from swarm_node.p2p.limits.turns import drawn_in_turn
-from swarm_node.p2p.membership.claims import Claims
+from swarm_node.p2p.limits.round_robin import drawn_in_turn
 from swarm_node.p2p.membership.membership import (
     CLOCK_SKEW_SECONDS,
     MAX_USES,
@@ -29,6 +28,7 @@ from swarm_node.p2p.membership.membership import (
     verify_issuer,
 )
 from swarm_node.p2p.membership.statements import Revocations
+from swarm_node.p2p.membership.ticket_uses import TicketUses
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, open_sealed
 from swarm_node.p2p.wire.identity import peer_id_of, public_key_of
@@ -229,7 +229,7 @@ class Members:
         entry = self._known.get(peer_id)
         return entry.member.admitted_by.hex() if entry else ""
 
-    def hear(self, presence: bytes, author_id: str | None = None) -> Heard | Rejected:
+    def read_presence(self, presence: bytes, author_id: str | None = None) -> Heard | Rejected:
         """Check a packed presence, of `author_id` or of any peer, and remember its member. Reasons
         besides those of `admit` and `open_sealed`: "author" for another peer's presence,
         "not_yet_valid" for a heartbeat more than CLOCK_SKEW_SECONDS ahead, "outdated" for one older
@@ -261,7 +261,7 @@ class Members:
         self._known[member.peer_id].relay = head.addresses if head.relays else ()
         return Heard(member, head)
 
-    def vouches(self, presence: bytes, peer_id: str) -> bool:
+    def proves_membership(self, presence: bytes, peer_id: str) -> bool:
         """Check that the chain of a presence leads from the root to `peer_id`, regardless of time.
         Otherwise the record of the DHT is refused. The result depends on no clock and no list,
         because a reader drops all records of a holder if it refuses one of them."""
@@ -456,13 +456,13 @@ class Members:
         return member if isinstance(member, Rejected) else Heard(member, head)
 
 
-def load_claims(keeper: Keeper | None) -> Claims:
+def load_claims(keeper: Keeper | None) -> TicketUses:
     """Read the claims of tickets that admit a limited number of keys.
 
     Raises:
         HomeError: the file is damaged.
     """
-    claims, raw = Claims(), None if keeper is None else keeper.load(_ADMITTED)
+    claims, raw = TicketUses(), None if keeper is None else keeper.load(_ADMITTED)
     if raw is None:
         return claims
     try:

@@ -1,7 +1,7 @@
 """Causes for which a node is alone, or a newcomer is not admitted. Pure state, no I/O.
 
 Each refusal and each failed dial is one of CAUSES. Both ends count it: `FailureLog` keeps failures
-of this node, by peer and address, and callers that this node refused. node/figures/verdict.py makes
+of this node, by peer and address, and callers that this node refused. node/metrics/health.py makes
 the sentences that every view shows.
 """
 
@@ -211,7 +211,7 @@ _OF_REASON: Final = {
     "signature": "other_swarm",
     "schema": "wire_version",
 }
-#: The cause of each outcome of a dial (p2p/reach/verdict.py); "open" is none.
+#: The cause of each outcome of a dial (p2p/reach/reachability.py); "open" is none.
 OF_OUTCOME: Final = {
     "refused": "nobody_listens",
     "timeout": "no_answer",
@@ -231,12 +231,12 @@ def severity(cause: Cause) -> tuple[int, float]:
     return _ORDER[cause.code], cause.seconds_since
 
 
-def told_here(cause: Cause) -> str:
+def text_here(cause: Cause) -> str:
     """Return the sentence for the refused node."""
     return CAUSES[cause.code].here.format_map(_words(cause))
 
 
-def told_there(cause: Cause) -> str:
+def text_there(cause: Cause) -> str:
     """Return the sentence for the node that refuses, "" for a cause without one."""
     return CAUSES[cause.code].there.format_map(_words(cause))
 

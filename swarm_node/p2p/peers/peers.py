@@ -21,8 +21,8 @@ from itertools import islice
 from operator import attrgetter
 
 from swarm_node.p2p.peers.causes import FailureLog
-from swarm_node.p2p.peers.conduct import Standing, draw
 from swarm_node.p2p.peers.liveness import PEER, Retry
+from swarm_node.p2p.peers.standing import Standing, draw
 from swarm_node.p2p.wire.reasons import Blame
 from swarm_node.recent import Recent
 
@@ -149,7 +149,7 @@ class Directory:
             peer = self._peers[peer_id] = Peer(peer_id, now, standing=standing)
         return peer
 
-    def take_hints(self, hints: Mapping[str, float]) -> None:
+    def apply_hints(self, hints: Mapping[str, float]) -> None:
         """Weigh offers by a coordinator's reputation of their authors, in place of the previous
         one. `conduct.Standing.weight` bounds it."""
         self._hints = hints
@@ -250,7 +250,7 @@ class Directory:
         for retry in self.silent(now).values():
             retry.soon(now)
 
-    def befriend(
+    def add_partner(
         self, rng: random.Random, peer: Peer, issuer: Callable[[str], str], now: float
     ) -> None:
         """Make `peer`, which answered, a partner. If there are PARTNERS already, it replaces a
@@ -326,7 +326,7 @@ class Directory:
         """Remove and return one offer of an author with `slots(author)` left, None if there is
         none.
 
-        `conduct.draw` picks the author. Then all its offers have the same chance, so a peer that
+        `standing.draw` picks the author. Then all its offers have the same chance, so a peer that
         announces more is not drawn more often. Peers that may not be asked now are left out.
         """
         peers = sorted(self._offering(now), key=attrgetter("peer_id"))

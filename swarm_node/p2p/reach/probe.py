@@ -24,13 +24,13 @@ from msgspec import Meta
 from swarm_node.errors import Rejected
 from swarm_node.p2p.addresses.addresses import is_here, is_peer_id, parse_address, split_endpoint
 from swarm_node.p2p.addresses.internet import site
-from swarm_node.p2p.exchange.asking import Asker
+from swarm_node.p2p.exchange.requests import Asker
 from swarm_node.p2p.limits.budgets import FAVOURS, Budget
 from swarm_node.p2p.limits.gates import PeerGates
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.peers.liveness import PROBE_ROUND
 from swarm_node.p2p.peers.peers import Peer
-from swarm_node.p2p.reach.verdict import Outcome, Probed, Reach, is_public
+from swarm_node.p2p.reach.reachability import Outcome, Probed, Reach, is_public
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.protocols import PROBE, PROBE_FOR
 from swarm_node.p2p.wire.transport import Transport
@@ -103,7 +103,7 @@ class ProbeServer:
 
     def __init__(
         self,
-        local: Local,
+        local: LocalNode,
         asker: Asker,
         *,
         transport: Transport,
@@ -240,7 +240,7 @@ class Prober:
 
     def __init__(
         self,
-        local: Local,
+        local: LocalNode,
         asker: Asker,
         reach: Reach,
         *,

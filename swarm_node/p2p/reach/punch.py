@@ -26,7 +26,7 @@ from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.addresses.internet import site
 from swarm_node.p2p.limits.budgets import FAVOURS, Budget
 from swarm_node.p2p.limits.gates import PeerGates
-from swarm_node.p2p.reach.verdict import Nat, Reach, is_public
+from swarm_node.p2p.reach.reachability import Nat, Reach, is_public
 from swarm_node.p2p.wire import wire
 
 #: Seconds for which a SYN is held, and for which the asker dials. A lost SYN is repeated after 1

@@ -17,7 +17,7 @@ from typing import Final
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.limits.budgets import AT_ONCE, Budget, Traffic, Wants
 from swarm_node.p2p.limits.gates import PeerGates
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.reach.relayed import PASSED, PASSED_AT_ONCE, REPLY_ROOM, Asked, open_request
 from swarm_node.p2p.wire.protocols import RELAYED
 from swarm_node.p2p.wire.reasons import (
@@ -149,7 +149,7 @@ class Relaying:
 
     def __init__(
         self,
-        local: Local,
+        local: LocalNode,
         *,
         is_relay: Callable[[], bool],
         is_connected: Callable[[str], Awaitable[bool]],

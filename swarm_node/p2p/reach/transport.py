@@ -2,9 +2,8 @@
 
 It wraps the network's transport. A request uses a link to its peer if there is one. Otherwise it
 goes, sealed, to a relay that the peer names (relayed.py), and direct addresses are retried from
-time to time. A node that cannot be dialled keeps links to two relays (keeping.py), and lists them
-in its addresses. A node that can be dialled relays for others (relaying.py).
-"""
+time to time. A node that cannot be dialled keeps links to two relays (relay_links.py), and lists
+them in its addresses. A node that can be dialled relays for others (relaying.py)."""
 
 from __future__ import annotations
 
@@ -22,10 +21,10 @@ from swarm_node.p2p.addresses.circuit import Circuit
 from swarm_node.p2p.exchange.serving import refuse
 from swarm_node.p2p.limits.admission import Severed
 from swarm_node.p2p.limits.budgets import Wants
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.peers.liveness import DIRECT, Retry
-from swarm_node.p2p.reach.keeping import DIAL_SECONDS, Relays, in_parallel
 from swarm_node.p2p.reach.lan import Lan, own_networks
+from swarm_node.p2p.reach.relay_links import DIAL_SECONDS, Relays, in_parallel
 from swarm_node.p2p.reach.relayed import (
     NONCE_BYTES,
     REPLY_ROOM,
@@ -35,7 +34,7 @@ from swarm_node.p2p.reach.relayed import (
     seal_request,
 )
 from swarm_node.p2p.reach.relaying import Carried, Relaying
-from swarm_node.p2p.reach.usage import Usage
+from swarm_node.p2p.reach.traffic import Usage
 from swarm_node.p2p.wire.protocols import KEEP, RELAY, RELAYED
 from swarm_node.p2p.wire.transport import (
     MAX_REPLY_BYTES,
@@ -83,7 +82,7 @@ class ReachingTransport:
 
     def __init__(
         self,
-        local: Local,
+        local: LocalNode,
         inner: Transport,
         *,
         mode: Mode,
@@ -180,12 +179,12 @@ class ReachingTransport:
 
     def screen(
         self,
-        vouches: Callable[[bytes, str], bool],
+        proves_membership: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
         gate: TableGate | None = None,
     ) -> None:
-        self._inner.screen(vouches, is_member, issuer, gate)
+        self._inner.screen(proves_membership, is_member, issuer, gate)
 
     def use_secret(self, secret: bytes) -> None:
         self._inner.use_secret(secret)
@@ -371,7 +370,7 @@ class ReachingTransport:
 
     def _issued(self, presence: bytes, peer: str) -> int:
         """Return the time of issue (Unix ms) of a presence of `peer`, -1 if it is refused."""
-        record = self._members.hear(presence, peer)
+        record = self._members.read_presence(presence, peer)
         return -1 if isinstance(record, Rejected) else record.head.issued_ms
 
     def _way(self, peer: str) -> Way:

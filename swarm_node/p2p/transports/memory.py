@@ -224,7 +224,7 @@ class MemoryTransport:
         self._peer_id = identity.peer_id
         self._handlers: dict[str, Handler] = {}
         self._routes: dict[str, Route] = {}
-        self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
+        self._proves_membership: Callable[[bytes, str], bool] = lambda presence, peer: True
         self._is_member: Callable[[str], bool] = lambda peer: True
         self._severed: dict[str, float] = {}
 
@@ -253,12 +253,12 @@ class MemoryTransport:
 
     def screen(
         self,
-        vouches: Callable[[bytes, str], bool],
+        proves_membership: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
         gate: TableGate | None = None,
     ) -> None:
-        self._vouches, self._is_member = vouches, is_member
+        self._proves_membership, self._is_member = proves_membership, is_member
 
     def use_secret(self, secret: bytes) -> None:
         """Do nothing. All nodes of this network run in one process."""
@@ -303,7 +303,7 @@ class MemoryTransport:
         return {
             peer: presence
             for peer, presence in records.items()
-            if self._vouches(presence, peer) and self._is_member(peer)
+            if self._proves_membership(presence, peer) and self._is_member(peer)
         }
 
     async def connected(self, peer: str) -> bool:

@@ -29,7 +29,7 @@ from swarm_node.p2p.addresses.addresses import (
 from swarm_node.p2p.limits.admission import Admission, BusyError
 from swarm_node.p2p.transports.dialing import Dialing
 from swarm_node.p2p.transports.forwarding import Stream, forward, routed
-from swarm_node.p2p.transports.patience import Patience
+from swarm_node.p2p.transports.timeouts import Patience
 from swarm_node.p2p.wire.frames import (
     Reply,
     answer,
@@ -163,7 +163,7 @@ class StreamTransport(ABC, Generic[Node]):
         self._clock = clock
         self._handlers: dict[str, Handler] = {}
         self._routes: dict[str, Route] = {}
-        self._vouches: Callable[[bytes, str], bool] = lambda presence, peer: True
+        self._proves_membership: Callable[[bytes, str], bool] = lambda presence, peer: True
         self._is_member: Callable[[str], bool] = lambda peer: True
         self._gate: TableGate | None = None
         self._admission = Admission(max_concurrent_per_peer, clock.now)
@@ -250,14 +250,14 @@ class StreamTransport(ABC, Generic[Node]):
 
     def screen(
         self,
-        vouches: Callable[[bytes, str], bool],
+        proves_membership: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
         gate: TableGate | None = None,
     ) -> None:
         if self._started:
             raise RuntimeError("screen() comes before start()")
-        self._vouches, self._is_member, self._gate = vouches, is_member, gate
+        self._proves_membership, self._is_member, self._gate = proves_membership, is_member, gate
         self._admission.issuer = issuer
 
     async def dial(

@@ -99,7 +99,7 @@ class Transport(Protocol):
 
     def screen(
         self,
-        vouches: Callable[[bytes, str], bool],
+        proves_membership: Callable[[bytes, str], bool],
         is_member: Callable[[str], bool],
         issuer: Callable[[str], str],
         gate: TableGate | None = None,

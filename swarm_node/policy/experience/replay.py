@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from swarm_node.errors import ConfigError, Rejected
 from swarm_node.policy.experience.mixture import Mixture
-from swarm_node.policy.experience.worth import MOST_AUTHORS, Worth
+from swarm_node.policy.experience.peer_weights import MOST_AUTHORS, PeerWeights
 from swarm_node.recent import Recent
 from swarm_node.rollout import Provenance, VerifiedGroup
 
@@ -142,7 +142,7 @@ class ReplayBuffer:
         #: External groups that the last draw left, of those for which authors had credit.
         self.left = 0
         #: What peers' groups teach, which limits their places in batches.
-        self.worth = Worth()
+        self.worth = PeerWeights()
         #: Places that each author may have in the next batch.
         self._credits: Recent[str, float] = Recent(MOST_AUTHORS)
         self._own: dict[bytes, _Held] = {}
@@ -200,9 +200,9 @@ class ReplayBuffer:
         ready.
 
         External groups are drawn uniformly among those for which their authors have credit
-        (`worth.py`), or among all if the mixture has no own groups. Own groups are drawn in the
-        order of their arrival. Where fewer external groups are left, own groups take their places.
-        """
+        (`peer_weights.py`), or among all if the mixture has no own groups. Own groups are drawn in
+        the order of their arrival. Where fewer external groups are left, own groups take their
+        places."""
         if not self.ready(version):
             return None
         external_entries = self._draw_external(rng)

@@ -107,7 +107,7 @@ class Demand:
     def rows(self, *, on_gpu: bool, interleaved: bool) -> int:
         """Return the most answers that are sampled at once: those of a sampling batch, on a GPU no
         more than there are slots for. An engine that is `interleaved` begins more groups than a
-        batch takes (`loops/sampling/harvest.py`)."""
+        batch takes (`loops/sampling/partial_rollouts.py`)."""
         if not on_gpu:
             tasks = self.tasks(0)
         else:

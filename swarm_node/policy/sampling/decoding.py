@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from swarm_node.policy.memory.footprint import LEAST_BUCKET, bucket_sizes
-from swarm_node.policy.memory.shortage import free_caches, out_of_memory
+from swarm_node.policy.memory.out_of_memory import free_caches, out_of_memory
 from swarm_node.policy.models.decoder.cache import KeyValueCache, KeyValueMemory
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.loading import PolicyModel

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.memory.shortage import free_caches, out_of_memory
+from swarm_node.policy.memory.out_of_memory import free_caches, out_of_memory
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.decoder.lora import ADAPTER_FILE

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from swarm_node.policy.memory.shortage import free_caches
+from swarm_node.policy.memory.out_of_memory import free_caches
 from swarm_node.policy.models.by_transformers.language_model import TransformersLM
 from swarm_node.policy.sampling.decoding import CacheShape
 

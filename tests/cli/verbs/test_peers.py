@@ -18,7 +18,7 @@ from swarm_node.cli.main import app
 from swarm_node.cli.verbs import peers as verb
 from swarm_node.cli.verbs.peers import meant_peer
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.figures.snapshot import PingReport, Said, Snapshot, UnmetRow
+from swarm_node.node.metrics.snapshot import PingReport, Said, Snapshot, UnmetRow
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07[bold]markup[/bold]\r\nforged line\u202eevil\x9b2J"
 ALICE, BOB, WEB, WEBS = (f"12D3KooWxxxxxxxx{end}" for end in ("aaaa1111", "bbbb2222", "cc1", "cc2"))

@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.cli.verbs.support import cleaned, known_secrets
-from swarm_node.node.figures.history import MetricsFile
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.history import MetricsFile
 from swarm_node.p2p.membership.ticket import PREFIX
 
 TOKEN = secrets.token_urlsafe(32)

@@ -14,11 +14,11 @@ from trained_homes import trained_home
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.cli.verbs.membership.passing import Passing, figures, lineages, run_name
+from swarm_node.cli.verbs.tracking.forwarding import Forwarder, figures, lineages, run_name
 from swarm_node.cli.verbs.tracking.trackers import AnswerRow, Lineage, as_code, plain
-from swarm_node.node.figures.history import HistoryRow, MetricsFile
-from swarm_node.node.figures.samples import SampleRow
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.history import HistoryRow, MetricsFile
+from swarm_node.node.metrics.samples import SampleRow
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.training.checkpoints.stored import MODEL, sha256
 
@@ -135,7 +135,7 @@ def test_answers_of_a_running_node_are_a_table_and_hostile_ones_stay_in_their_li
         home = Home(tmp_path / "home")
         _write(home.path, range(3))
         to = Recorder()
-        passing = Passing(home, to, tmp_path / "mark")
+        passing = Forwarder(home, to, tmp_path / "mark")
         passing.once()
         passing.once()
     assert to.steps == [0, 1, 2]
@@ -161,9 +161,9 @@ def test_the_lineage_of_checkpoints_goes_on_from_the_last_that_was_passed_on(
     weights = store / first.name / MODEL
     assert (first.weights, first.bytes) == (sha256(weights).hex(), weights.stat().st_size)
     to = Recorder()
-    Passing(Home(tmp_path / "home"), to, tmp_path / "mark").once()
+    Forwarder(Home(tmp_path / "home"), to, tmp_path / "mark").once()
     (store / first.name).rename(store / "v0000000004")
-    again = Passing(Home(tmp_path / "home"), to, tmp_path / "mark")
+    again = Forwarder(Home(tmp_path / "home"), to, tmp_path / "mark")
     again.once()
     again.once()
     assert [(each.name, each.parent) for each in to.lineages] == [

@@ -19,8 +19,8 @@ from swarm_node.cli.main import app
 from swarm_node.cli.views.samples_view import samples_view
 from swarm_node.durable import Journal
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import PeerRow
+from swarm_node.node.metrics.samples import SampleRow
+from swarm_node.node.metrics.snapshot import PeerRow
 
 HOSTILE = "\x1b[31mred\x1b]0;title\x07[bold]markup[/bold]\r\nforged line\u202eevil\x9b2J"
 ROWS = [

@@ -16,10 +16,10 @@ from shown_cases import printed
 
 from swarm_node.cli.views import live
 from swarm_node.cli.views.live import LiveScreen, Pages, live_screen, single_keys
-from swarm_node.node.figures.history import UpdateRow
-from swarm_node.node.figures.samples import SampleRow
-from swarm_node.node.figures.snapshot import Ended, EvalPoint, MembershipRow, Snapshot
-from swarm_node.node.figures.verdict import findings
+from swarm_node.node.metrics.health import findings
+from swarm_node.node.metrics.history import UpdateRow
+from swarm_node.node.metrics.samples import SampleRow
+from swarm_node.node.metrics.snapshot import Ended, EvalPoint, MembershipRow, Snapshot
 
 
 def node(**changes: object) -> Snapshot:

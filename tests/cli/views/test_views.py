@@ -22,7 +22,9 @@ from swarm_node.cli.views.status_view import (
     rejected,
     status_view,
 )
-from swarm_node.node.figures.snapshot import (
+from swarm_node.node.members.ledger import Block, IssuedTicket
+from swarm_node.node.metrics.health import findings
+from swarm_node.node.metrics.snapshot import (
     SEEN_SECONDS,
     EvalPoint,
     MembershipRow,
@@ -30,9 +32,7 @@ from swarm_node.node.figures.snapshot import (
     Snapshot,
     UnmetRow,
 )
-from swarm_node.node.figures.verdict import findings
-from swarm_node.node.members.ledger import Block, IssuedTicket
-from swarm_node.p2p.reach.verdict import Verdict
+from swarm_node.p2p.reach.reachability import Reachability
 
 QUIET = quiet_snapshot()
 
@@ -58,7 +58,7 @@ def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
         alarms=[HOSTILE],
         rejected={HOSTILE: 1},
         membership=MembershipRow(HOSTILE, HOSTILE, 0, 1, "member"),
-        reach=Verdict("unreachable", HOSTILE, HOSTILE),
+        reach=Reachability("unreachable", HOSTILE, HOSTILE),
     )
     tickets = ticket_rows([IssuedTicket("a", KEY, 1, 2, 1, 3)], {}, {}, [row], frozenset(), [], 1.0)
     for text in (

@@ -25,7 +25,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import HomeError
 from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.exchange.verify import restored_group, restored_groups
-from swarm_node.p2p.peers.conduct import BLAMELESS, STRIKES
+from swarm_node.p2p.peers.standing import BLAMELESS, STRIKES
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
@@ -68,7 +68,7 @@ async def test_a_node_that_was_off_catches_up_without_pulling_the_world(
     bob.storage.close()
     bob.__init__(bob.home, network, bob.membership)  # type: ignore[misc]
     await bob.start()
-    await bob.exchange.meeting.beat(0, 20.0)
+    await bob.exchange.discovery.send_heartbeat(0, 20.0)
     before = network.received[bob.peer_id]
     puller = bob.exchange.puller
     offered = await puller.list_one(*puller.turns(1, free))
@@ -136,7 +136,7 @@ async def test_two_groups_of_one_number_that_arrive_at_once_are_one(
         envelope = seal(identity, swarm.swarm_id, Kind.ROLLOUT, packed)
         sealed[content_id(envelope)] = envelope
         await announce_raw(mallory, group, envelope, **place)
-        await bob.exchange.meeting.beat(0, 20.0)
+        await bob.exchange.discovery.send_heartbeat(0, 20.0)
         await bob.list_some(8, 64)
         peer = bob.directory.get(mallory.peer_id)
         peer.cursor = (0, 0)
@@ -186,7 +186,7 @@ async def test_a_restored_home_signs_no_number_twice_and_is_heard_again(
     alice.storage._connection.backup(backup)
     backup.close()
     await alice.publish(1, 2, 3)
-    await bob.exchange.meeting.beat(0, 20.0)
+    await bob.exchange.discovery.send_heartbeat(0, 20.0)
     await bob.list_some(8, 64)
     assert await bob.exchange.puller.pull(lambda _: 64, 0)  # two stay on offer
     await alice.stop()
@@ -313,7 +313,7 @@ async def test_who_lost_its_database_is_not_dropped_for_beginning_anew(
             await side.exchange.publisher.publish([made], 0)
 
     async def fetch(side: Side) -> list[VerifiedGroup]:
-        await side.exchange.meeting.beat(0, 20.0)
+        await side.exchange.discovery.send_heartbeat(0, 20.0)
         await side.list_some(1, 64)
         return await side.pull()
 
@@ -352,7 +352,7 @@ async def test_a_group_is_served_by_whoever_has_it(
     made = await alice.group([await right_answer(alice, alice.task()), "wrong"])
     await alice.exchange.publisher.publish([made], 0)
     assert len(await bob.fetch()) == 1
-    await carol.exchange.meeting.beat(0, 20.0)
+    await carol.exchange.discovery.send_heartbeat(0, 20.0)
     await carol.list_some(8, 64)
     await alice.transport.stop()
     (got,) = await carol.pull()

@@ -14,7 +14,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.limits.budgets import FREE_SECONDS
 from swarm_node.p2p.membership.statements import revocations
-from swarm_node.p2p.peers.conduct import STRIKES
+from swarm_node.p2p.peers.standing import STRIKES
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
@@ -28,7 +28,7 @@ async def test_what_this_node_does_not_train_on_is_not_even_pulled(
 ) -> None:
     expected = bob.verifier._expected
     await alice.publish(0)
-    await bob.exchange.meeting.beat(0, 20.0)
+    await bob.exchange.discovery.send_heartbeat(0, 20.0)
     for count, other in enumerate(
         ({"families": frozenset({"chess"})}, {"version": "1"}, {"environment": "chess"}), 1
     ):
@@ -49,7 +49,7 @@ async def test_a_group_announced_as_too_large_or_too_long_is_not_even_pulled(
     group = (await mallory.group(["1", "2"])).group
     sealed = bytes(100_000)
     await announce_raw(mallory, group, sealed, epoch=1, seq=1)
-    await bob.exchange.meeting.beat(0, 20.0)
+    await bob.exchange.discovery.send_heartbeat(0, 20.0)
     await bob.list_some(8, 64)
     assert bob.rejected == {"too_long": 1}
     bob.forgive()
@@ -75,7 +75,7 @@ async def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_co
     rights = [await right_answer(alice, alice.task(index)) for index in range(6)]
     made = [await alice.group([right, "wrong"], index=index) for index, right in enumerate(rights)]
     published = await alice.exchange.publisher.publish(made, 0)
-    await bob.exchange.meeting.beat(0, 20.0)
+    await bob.exchange.discovery.send_heartbeat(0, 20.0)
     assert await bob.list_some(3, 2) == 6
     pulled = await bob.pull()
     assert {group.id for group in pulled} == {group.id for group in published[-2:]}
@@ -89,7 +89,7 @@ async def test_the_only_peer_is_asked_for_all_that_is_wanted_at_once(
     wanted = 9
 
     await alice.publish(*range(wanted))
-    await bob.exchange.meeting.beat(0, 20.0)
+    await bob.exchange.discovery.send_heartbeat(0, 20.0)
     assert await bob.list_some(3, wanted) == wanted
     (author,) = bob.directory.live(SYSTEM_CLOCK.now(), 60.0)
     assert len(author.offers) == wanted
@@ -107,7 +107,7 @@ async def test_not_holding_a_group_is_no_fault_of_a_peer(
     made = await alice.group([await right_answer(alice, alice.task()), "wrong"])
     await alice.exchange.publisher.publish([made], 0)
     for side in (alice, bob, carol):
-        await side.exchange.meeting.beat(0, 20.0)
+        await side.exchange.discovery.send_heartbeat(0, 20.0)
     await carol.list_some(8, 64)
     network.cut(alice.peer_id)
     assert await carol.pull() == []
@@ -167,7 +167,7 @@ async def test_a_list_with_something_else_is_refused_and_ends_nothing(
     network: MemoryNetwork, mallory: Side, bob: Side, reply, reason
 ) -> None:
     await mallory.publish(0)
-    await bob.exchange.meeting.beat(0, 20.0)
+    await bob.exchange.discovery.send_heartbeat(0, 20.0)
     honest = mallory.transport._handlers[LIST]
 
     async def other(_: str, __: bytes) -> bytes:
@@ -194,7 +194,7 @@ async def test_a_group_that_was_taken_since_it_was_listed_is_not_asked_for(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
     await alice.publish(0)
-    await bob.exchange.meeting.beat(0, 20.0)
+    await bob.exchange.discovery.send_heartbeat(0, 20.0)
     await bob.list_some(8, 64)
     peer = bob.directory.get(alice.peer_id)
     peer.offers *= 2
@@ -215,7 +215,7 @@ async def test_a_group_of_a_member_that_is_expelled_while_it_is_judged_is_not_ta
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
     await bob.publish(0)
-    await alice.exchange.meeting.beat(0, 20.0)
+    await alice.exchange.discovery.send_heartbeat(0, 20.0)
     await alice.list_some(8, 64)
     judge = alice.verifier._judge
 
@@ -234,7 +234,7 @@ async def test_pulls_under_way_take_their_slots(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
     await alice.publish(0, 1, 2)
-    await bob.exchange.meeting.beat(0, 20.0)
+    await bob.exchange.discovery.send_heartbeat(0, 20.0)
     await bob.list_some(8, 64)
     served, go_on = alice.transport._handlers[PULL], asyncio.Event()
 
@@ -260,7 +260,7 @@ async def test_an_author_that_has_had_its_share_waits_and_others_do_not(
     for side in (costly, alice):
         right = await right_answer(side, side.task())
         await side.exchange.publisher.publish([await side.group([right, side.peer_id])], 0)
-    await bob.exchange.meeting.beat(0, 20.0)
+    await bob.exchange.discovery.send_heartbeat(0, 20.0)
     bob.effort.judged(costly.peer_id, 1.5 * FREE_SECONDS, SYSTEM_CLOCK.now())
     await bob.list_some(8, 64)
     (got,) = await bob.pull()

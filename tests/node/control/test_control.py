@@ -19,9 +19,9 @@ from swarm_node.cli.main import app
 from swarm_node.config.reloading import Reloaded
 from swarm_node.errors import ConfigError, NotRunningError, SwarmNodeError
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.figures.history import GroupCounts, HistoryReport, Ring
-from swarm_node.node.figures.snapshot import SCHEMA, EvalPoint, NetworkReport, PingReport
-from swarm_node.p2p.reach.verdict import Probed, Relay, judge
+from swarm_node.node.metrics.history import GroupCounts, HistoryReport, Ring
+from swarm_node.node.metrics.snapshot import SCHEMA, EvalPoint, NetworkReport, PingReport
+from swarm_node.p2p.reach.reachability import Probed, Relay, judge
 from swarm_node.page import listening
 
 SNAPSHOT = quiet_snapshot(groups=GroupCounts(sampled=4), rejected={"stale": 1}, families=["gcd"])

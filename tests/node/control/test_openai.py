@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.node.control.openai import TOKEN_FILE, OpenAIServer
-from swarm_node.node.loops.guests import MOST_ROWS, Guests
+from swarm_node.node.loops.openai_requests import MOST_ROWS, OpenAIRequests
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -35,7 +35,7 @@ LONG = {**ASKED, "temperature": 2.0, "max_tokens": 96}
 
 class Running(NamedTuple):
     session: ClientSession
-    guests: Guests
+    guests: OpenAIRequests
     sampler: TorchSampler
     home: Path
 
@@ -54,7 +54,7 @@ class Running(NamedTuple):
 @asynccontextmanager
 async def running(home: Path, sampled: bool = True) -> AsyncIterator[Running]:
     sampler = TorchSampler.from_directory(TINY, codec=CODEC, threads=1)
-    guests = Guests(sampler, share=1.0)
+    guests = OpenAIRequests(sampler, share=1.0)
     server = OpenAIServer(guests, CODEC, model="tiny", token_limit=lambda: 24)
 
     async def loop() -> None:
@@ -116,7 +116,7 @@ async def test_a_name_of_a_token_in_a_request_is_text(tmp_path: Path) -> None:
 async def test_a_stream_says_what_the_whole_answer_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 2)
+    monkeypatch.setattr("swarm_node.node.loops.openai_requests.SLICE", 2)
     async with running(tmp_path) as node:
         for path, body, text in (
             ("chat/completions", LONG, lambda choice: choice["delta"].get("content", "")),
@@ -193,7 +193,7 @@ def own_logprobs(prompt: str, answer: list[int]) -> torch.Tensor:
 async def test_log_probs_are_the_policys_whatever_is_sampled(
     tmp_path: Path, heat: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 5)
+    monkeypatch.setattr("swarm_node.node.loops.openai_requests.SLICE", 5)
     asked = {**ASKED, "temperature": heat, "top_p": 0.8, "seed": 4, "n": 2}
     asked |= {"logprobs": True, "top_logprobs": 4}
     async with running(tmp_path) as node:
@@ -247,7 +247,7 @@ async def test_log_probs_end_with_the_text_at_a_stop(tmp_path: Path) -> None:
 async def test_a_stop_ends_the_answer_and_its_sampling(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 2)
+    monkeypatch.setattr("swarm_node.node.loops.openai_requests.SLICE", 2)
     async with running(tmp_path) as node:
         _, whole = await node.post("chat/completions", {**LONG, "seed": 4})
         text = whole["choices"][0]["message"]["content"]
@@ -351,7 +351,7 @@ async def test_a_full_queue_says_when_to_come_again(tmp_path: Path) -> None:
 async def test_a_client_that_hangs_up_is_sampled_no_further(
     tmp_path: Path, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_node.node.loops.guests.SLICE", 2)
+    monkeypatch.setattr("swarm_node.node.loops.openai_requests.SLICE", 2)
     async with running(tmp_path, sampled=False) as node:
         port = node.session._base_url.port  # type: ignore[union-attr]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

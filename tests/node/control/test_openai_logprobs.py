@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from swarm_node.node.control.openai_logprobs import AnswerLogprobs, SpeltToken, spelt
 from swarm_node.node.control.openai_wire import AnswerText
-from swarm_node.node.loops.guests import RankedToken
+from swarm_node.node.loops.openai_requests import RankedToken
 
 END = 256
 

@@ -22,12 +22,12 @@ from swarm_node.cli.main import app
 from swarm_node.cli.verbs.doctor import find
 from swarm_node.config import Settings, load_settings
 from swarm_node.errors import HomeError, MachineError
-from swarm_node.node.home import inventory
+from swarm_node.node.home import file_checks
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import examine, refuse
 from swarm_node.node.preflight.facts import gather
 from swarm_node.node.start.join import belong
-from swarm_node.node.start.named import ticket_text
+from swarm_node.node.start.resolve_names import ticket_text
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.policy.training.checkpoints.stored import newest_valid
 from swarm_node.storage import LAYOUT, Storage
@@ -35,7 +35,7 @@ from swarm_node.storage import LAYOUT, Storage
 pytestmark = pytest.mark.slow(reason="a real node makes two updates in the home that is damaged")
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001/p2p/12D3KooWGRTeqVVEbQDrFeS5RjhCkJmvQtBczyZcDgHCYTbEo5VA"
-FILES = (*inventory.FILES, inventory.RECORD)
+FILES = (*file_checks.FILES, file_checks.RECORD)
 DAMAGES = ("missing", "empty", "cut", "first bit", "middle bit", "last bit", "older", "newer")
 _VERSIONS, _BITS = {"older", "newer"}, {"first bit", "middle bit", "last bit"}
 #: Digests cover all bits alike, so `make test` flips the one in the middle.

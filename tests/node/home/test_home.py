@@ -12,9 +12,9 @@ from swarm_keys import verify_chain
 from swarm_node.durable import Journal
 from swarm_node.errors import HomeError, NotRunningError, TicketError
 from swarm_node.node.control.control import ControlClient
+from swarm_node.node.home.file_checks import RECORD, Record
 from swarm_node.node.home.home import Home
-from swarm_node.node.home.inventory import RECORD, Record
-from swarm_node.node.home.stocktaking import take_stock
+from swarm_node.node.home.read_files import take_stock
 from swarm_node.p2p.membership.membership import MemberBody
 from swarm_node.p2p.membership.ticket import parse_ticket
 from swarm_node.p2p.wire.identity import Identity, read_private

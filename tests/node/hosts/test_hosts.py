@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from transports import until
 
 from swarm_node.errors import ChildError, ConfigError
-from swarm_node.node.hosts.attending import Attendant
 from swarm_node.node.hosts.hosts import (
     Challenge,
     Hello,
@@ -36,6 +35,7 @@ from swarm_node.node.hosts.hosts import (
     send,
     shut,
 )
+from swarm_node.node.hosts.worker_host import WorkerHost
 from swarm_node.p2p.addresses.addresses import unused_port
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.policy.experience.batch import Batch, TrainRow
@@ -104,7 +104,7 @@ async def attended(
     """What a host says that attends while `node` goes on, and after it the node's end."""
     address, said = free_address(), list[str]()
     hosts = hosts_at(address, device)
-    attendant = Attendant(address, key, tmp_path, model, tmp_path / "host", said.append)
+    attendant = WorkerHost(address, key, tmp_path, model, tmp_path / "host", said.append)
     try:
         async with asyncio.TaskGroup() as tasks:
             attending = tasks.create_task(attendant.attend())
@@ -153,7 +153,7 @@ async def test_a_host_does_not_obey_who_has_not_the_key(tmp_path: Path) -> None:
     name, port = address.split(":")
     async with await asyncio.start_server(serve, name, int(port)):
         with pytest.raises(ConfigError, match="the key"):
-            await Attendant(address, KEY, tmp_path, b"m", tmp_path / "host", print).attend()
+            await WorkerHost(address, KEY, tmp_path, b"m", tmp_path / "host", print).attend()
 
 
 def test_strangers_are_turned_away_and_a_host_that_waits_hears_of_the_end(tmp_path: Path) -> None:

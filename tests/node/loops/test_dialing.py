@@ -21,11 +21,11 @@ from swarm_node.clock import Clock
 from swarm_node.node.loops.peers import coordinator_client
 from swarm_node.node.loops.peers.coordinator_client import try_coordinator
 from swarm_node.node.loops.peers.dialing import DialCheck, link_up, try_peers
-from swarm_node.p2p.membership.local import Local
-from swarm_node.p2p.peers.causes import OF_OUTCOME, told_here
-from swarm_node.p2p.reach.attempts import DialAttempt
-from swarm_node.p2p.reach.knock import knock
-from swarm_node.p2p.reach.verdict import Outcome
+from swarm_node.p2p.membership.local_node import LocalNode
+from swarm_node.p2p.peers.causes import OF_OUTCOME, text_here
+from swarm_node.p2p.reach.address_check import knock
+from swarm_node.p2p.reach.connect_attempts import DialAttempt
+from swarm_node.p2p.reach.reachability import Outcome
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import PEERS
 from swarm_node.simulation.seeded import EPOCH, Seeded
@@ -41,7 +41,7 @@ class Scene:
         self.now = 0.0
         clock = Clock(lambda: self.now, lambda: EPOCH + self.now)
         swarm = Swarm()
-        local = Local.of(swarm.member(1).identity, swarm.info, clock)
+        local = LocalNode.of(swarm.member(1).identity, swarm.info, clock)
         self.directory = local.directory
         self.dials = DialCheck(local, addresses, partial(knock, seconds=0.5), link_up=lambda: up)
 
@@ -54,7 +54,7 @@ class Scene:
         return self.told()
 
     def told(self) -> list[str]:
-        return [told_here(cause) for cause in self.directory.failures.causes(self.now)]
+        return [text_here(cause) for cause in self.directory.failures.causes(self.now)]
 
 
 @contextlib.asynccontextmanager
@@ -142,7 +142,7 @@ async def _saying(words: bytes, url: str = "") -> str:
     async with server:
         port = server.sockets[0].getsockname()[1]
         row = await try_coordinator(url.format(port=port) or f"http://127.0.0.1:{port}")
-    return "" if row.cause is None else told_here(row.cause)
+    return "" if row.cause is None else text_here(row.cause)
 
 
 async def test_a_coordinator_answers_only_as_one(
@@ -153,7 +153,7 @@ async def test_a_coordinator_answers_only_as_one(
         assert (await try_coordinator(running.url)).cause is None
     closed = (await try_coordinator(running.url)).cause
     assert closed is not None
-    assert told_here(closed).endswith("refuses connections")
+    assert text_here(closed).endswith("refuses connections")
     assert (await _saying(b"")).endswith("not answer")
     for words in (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", b"SSH-2.0\r\n"):
         assert (await _saying(words)).endswith("this version")

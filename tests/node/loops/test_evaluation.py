@@ -18,13 +18,13 @@ from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
 from swarm_node.environments.judgement import JudgedDialogues, ReplayedDialogue
-from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed
 from swarm_node.environments.split import SPLIT
-from swarm_node.node.figures.history import GroupCounts
-from swarm_node.node.figures.snapshot import EvalPoint, Saved
-from swarm_node.node.loops.parts import Parts, Tally, Timing
+from swarm_node.environments.workers.scoring_worker import Transcript
+from swarm_node.node.loops.node_parts import Parts, Tally, Timing
 from swarm_node.node.loops.reporting.evaluation import Evaluator, cost, pause, seen_tasks
+from swarm_node.node.metrics.history import GroupCounts
+from swarm_node.node.metrics.snapshot import EvalPoint, Saved
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.rollout import Completion, TaskRef

@@ -19,7 +19,7 @@ from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.membership.delegates import next_list
 from swarm_node.p2p.reach.probe import Knock
-from swarm_node.p2p.reach.verdict import Outcome
+from swarm_node.p2p.reach.reachability import Outcome
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.protocols import LIST, PEERS, PULL
 from swarm_node.simulation.virtual_time import VirtualTimeLoop
@@ -51,7 +51,7 @@ class Recorded(MemoryNetwork):
         )
 
 
-class Company:
+class Connectivity:
     """`count` nodes of one swarm; the first is the owner's, the others came by tickets."""
 
     def __init__(self, place: Path, loop: VirtualTimeLoop, swarm: Swarm, count: int) -> None:
@@ -102,7 +102,7 @@ class Company:
         return self.world.memberships[index].identity.peer_id
 
     def own(self, index: int) -> Credentials:
-        return self.nodes[index]._work.exchange.meeting._credentials
+        return self.nodes[index]._work.exchange.discovery._credentials
 
 
 def in_company(
@@ -110,12 +110,14 @@ def in_company(
 ) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], Callable[..., None]]:
     """Run a test with a company, whose memberships last so long."""
     swarm = Swarm(member_seconds=member_seconds)
-    return in_virtual_time(lambda loop, place, **_: Company(place, loop, swarm, count))
+    return in_virtual_time(lambda loop, place, **_: Connectivity(place, loop, swarm, count))
 
 
 @pytest.mark.slow(reason="ten whole nodes")
 @in_company(10)
-async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(company: Company) -> None:
+async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(
+    company: Connectivity,
+) -> None:
     await company.start()
     await asyncio.sleep(60)
     expelled, others = company.peer(9), company.nodes[:9]
@@ -145,7 +147,7 @@ async def _open(host: str, port: int, peer_id: str) -> Outcome:
 
 
 @in_company(2)
-async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Company) -> None:
+async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Connectivity) -> None:
     await company.start(poll_seconds=5.0, token_seconds=5.0, knock=_open)
     await asyncio.sleep(60)
     expelled = company.nodes[1]
@@ -171,7 +173,7 @@ async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Compa
 
 
 @in_company(3, member_seconds=600)
-async def test_members_are_renewed_while_they_run(company: Company) -> None:
+async def test_members_are_renewed_while_they_run(company: Connectivity) -> None:
     await company.start(poll_seconds=5.0, token_seconds=5.0)  # hardly any work
     await asyncio.sleep(1000)  # the first certificates ended 100 seconds ago
     for index in range(3):

@@ -18,8 +18,8 @@ from virtual import virtual_time
 
 from swarm_node.config import Settings
 from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, WeightsError
-from swarm_node.node.figures.snapshot import EvalPoint
-from swarm_node.node.loops.parts import Parts
+from swarm_node.node.loops.node_parts import Parts
+from swarm_node.node.metrics.snapshot import EvalPoint
 from swarm_node.node.start.assembly import make_learner, make_shared
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.experience.mixture import Mixture

@@ -18,7 +18,7 @@ from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
 from swarm_node.environments.judgement import JudgedDialogues, Judgement, ReplayedDialogue
-from swarm_node.environments.judging.judge import Transcript
+from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.node.loops.sampling.levels import (
     BELOW,
     HIGH,

@@ -12,9 +12,9 @@ from builders import completion, verified
 from swarm_node.config import load_settings
 from swarm_node.environments.split import SPLIT
 from swarm_node.errors import ConfigError
-from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.loops.learning.mixing import Mixer
-from swarm_node.node.loops.parts import Tally
+from swarm_node.node.loops.node_parts import Tally
+from swarm_node.node.metrics.snapshot import EvalPoint
 from swarm_node.node.start.derive import mixture_settings, replay_settings
 from swarm_node.policy.experience.mixture import Mixture, MixtureState
 from swarm_node.policy.experience.replay import ReplayBuffer

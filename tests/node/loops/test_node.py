@@ -23,7 +23,7 @@ from swarm_node.errors import (
     TransportError,
 )
 from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.parts import Parts
+from swarm_node.node.loops.node_parts import Parts
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.transports.memory import MemoryTransport
 from swarm_node.policy.experience.batch import Batch

@@ -10,10 +10,10 @@ from in_memory import Sampler, World, small_settings, tiny
 from structlog.testing import capture_logs
 from virtual import virtual_time
 
-from swarm_node.node.figures.snapshot import EvalPoint
 from swarm_node.node.loops.reporting.recording import Recorder
+from swarm_node.node.metrics.snapshot import EvalPoint
 from swarm_node.node.start.assembly import assemble
-from swarm_node.p2p.peers.causes import Cause, advice, told_here
+from swarm_node.p2p.peers.causes import Cause, advice, text_here
 
 REVOKED = Cause("revoked", "12D3KooWalice", "alice")
 
@@ -38,7 +38,7 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
     alone, revoked = [line for line in lines if line["event"] == "health"]
     assert (alone["kind"], alone["log_level"]) == ("unvisited", "info")
     assert (revoked["kind"], revoked["log_level"]) == ("revoked", "warning")
-    assert revoked["said"] == f"{told_here(REVOKED)} → {advice(REVOKED)}"
+    assert revoked["said"] == f"{text_here(REVOKED)} → {advice(REVOKED)}"
     progress = [line for line in lines if line["event"] == "progress"]
     verdicts = [(line["health"], line["health_level"]) for line in progress]
     assert [each for each, _ in groupby(verdicts)] == [("unvisited", "good"), ("revoked", "bad")]

@@ -16,12 +16,12 @@ from swarm_node.config import load_settings
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.errors import ModelError
-from swarm_node.node.figures.first_groups import Beginning
-from swarm_node.node.loops.parts import Parts, Tally
+from swarm_node.node.loops.node_parts import Parts, Tally
 from swarm_node.node.loops.reporting.evaluation import Evaluator
-from swarm_node.node.loops.sampling.judging import Judging
 from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
+from swarm_node.node.loops.sampling.scoring import Scoring
 from swarm_node.node.loops.sampling.tasks import FittingTasks, SeededTasks
+from swarm_node.node.metrics.first_groups import Beginning
 from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -73,7 +73,7 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
         settings.sampling,
         parts,
         tally,
-        Judging(host, tally, Effort(1.0, str), SYSTEM_CLOCK),
+        Scoring(host, tally, Effort(1.0, str), SYSTEM_CLOCK),
         FittingTasks(settings.sampling, parts, tally, tasks),
         slots,
         None,

@@ -11,13 +11,13 @@ from light_nodes import WANTS, LightNode, SilentNetwork, SilentTransport, addres
 from virtual import in_virtual_time
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.figures.snapshot import PeerRow, PingReport, Said
-from swarm_node.node.loops.parts import Shared, Tally
+from swarm_node.node.loops.node_parts import Shared, Tally
 from swarm_node.node.loops.peers.dialing import ping
 from swarm_node.node.loops.peers.rows import MAX_UNMET, former_rows, of_unmet, peer_rows
+from swarm_node.node.metrics.snapshot import PeerRow, PingReport, Said
 from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.peers.causes import CAUSES, Cause
-from swarm_node.p2p.peers.conduct import STRIKES
+from swarm_node.p2p.peers.standing import STRIKES
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import PEERS
 from swarm_node.policy.experience.replay import ReplayBuffer
@@ -74,14 +74,14 @@ class Scene:
 
     def unmet(self) -> dict[str, Said]:
         """Why members were not met, by peer id."""
-        now, meeting = self.own.clock.now(), self.own.exchange.meeting
+        now, meeting = self.own.clock.now(), self.own.exchange.discovery
         fields = of_unmet(self.shared, self.own.reaching, meeting, now)
         assert len(fields["unmet"]) == min(fields["unmet_total"], MAX_UNMET)
         return {row.peer_id: row.why for row in fields["unmet"]}
 
     def tell(self, peer_id: str, *addresses: str) -> None:
         """Let the node hear of a peer."""
-        book, now = self.own.exchange.meeting._book, self.own.clock.now()
+        book, now = self.own.exchange.discovery._book, self.own.clock.now()
         book.tell(peer_id, addresses, now, issuer="i", teller="t", telling_issuer="i")
 
     async def ping(self, peer_id: str) -> PingReport:
@@ -141,7 +141,7 @@ async def test_a_member_outside_of_the_ranges_is_named_with_its_address(scene: S
 @in_scene
 async def test_rows_of_many_members_that_were_not_met_are_bounded(scene: Scene) -> None:
     for number in range(4 * MAX_UNMET):
-        scene.own.exchange.meeting._book.tell(
+        scene.own.exchange.discovery._book.tell(
             Identity.from_seed(number.to_bytes(32, "big")).peer_id,
             ["/memory/p2p/x"],
             0.0,

@@ -31,14 +31,14 @@ from swarm_node.errors import (
     TransportError,
     WeightsError,
 )
-from swarm_node.node.figures.verdict import findings
 from swarm_node.node.loops import faults
 from swarm_node.node.loops.faults import TOLD_SECONDS, GoOn, Told, decide
 from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.supervisor import ALARMING, Supervisor
-from swarm_node.node.loops.work import Work
-from swarm_node.p2p.exchange.meeting import FEW
-from swarm_node.p2p.reach.verdict import Outcome
+from swarm_node.node.loops.workers import Workers
+from swarm_node.node.metrics.health import findings
+from swarm_node.p2p.exchange.discovery import FEW
+from swarm_node.p2p.reach.reachability import Outcome
 from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 #: The errors that end no loop, and the part that each counts against.
@@ -83,7 +83,7 @@ class Place:
     """The call of a loop that fails: a method of the object that `of` returns. A step makes
     `at_once` of these calls at once."""
 
-    of: Callable[[Node, Work], Any]
+    of: Callable[[Node, Workers], Any]
     method: str
     at_once: int = 1
 
@@ -94,15 +94,15 @@ LOOPS = {
     "train": Place(lambda node, work: node._parts.storage, "record_use"),
     "list": Place(lambda node, work: node._parts.storage, "prune"),
     "pull": Place(lambda node, work: work.exchange.puller, "pull"),
-    "meet": Place(lambda node, work: work.company._meeting, "beat"),
-    "mend": Place(lambda node, work: node._reaching, "heal"),
-    "feel": Place(lambda node, work: work.company._meeting, "feel", FEW),
+    "meet": Place(lambda node, work: work.connectivity._discovery, "send_heartbeat"),
+    "repair": Place(lambda node, work: node._reaching, "heal"),
+    "try": Place(lambda node, work: work.connectivity._discovery, "try_peer", FEW),
     "probe": Place(lambda node, work: node._parts.transport, "seen"),
     "relay": Place(lambda node, work: node._reaching, "keep"),
     "dial": Place(lambda node, work: node._dials, "check"),
     "link": Place(lambda node, work: node._reaching, "upgrade"),
     "punch": Place(lambda node, work: work.puncher, "_serve"),
-    "coordinate": Place(lambda node, work: work.coordinating, "_round"),
+    "coordinate": Place(lambda node, work: work.coordinator_loop, "_round"),
     "evaluate": Place(lambda node, work: work.evaluator, "measure"),
     "record": Place(lambda node, work: node._parts.history, "add"),
 }
@@ -163,7 +163,7 @@ async def started(world: World) -> tuple[Node, list[asyncio.Task[Any]], dict[str
         """A connection that was passed on for a second."""
         await asyncio.sleep(1.0)
 
-    work.coordinating._round = answer  # type: ignore[method-assign]
+    work.coordinator_loop._round = answer  # type: ignore[method-assign]
     work.puncher._serve = serve  # type: ignore[method-assign]
     work.evaluator.rest = partial(asyncio.sleep, 5.0)  # type: ignore[method-assign]
     return node, lives, {name: Calls(at.of(node, work), at.method) for name, at in LOOPS.items()}
@@ -202,7 +202,7 @@ async def test_faults_of_every_loop_are_counted_and_told_and_all_loops_go_on(
 async def test_an_error_that_is_final_ends_the_node(world: World, error: Exception) -> None:
     _, lives, calls = await started(world)
     await asyncio.sleep(5.0)
-    calls["mend"].fail(error, 1)
+    calls["repair"].fail(error, 1)
     await asyncio.wait({lives[0]}, timeout=60.0)
     lives[1].cancel()
     await asyncio.wait(lives)

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from swarm_node.errors import HomeError
 from swarm_node.node.home.home import Home
 from swarm_node.node.members.blocks import Blocks, add, block_ledger, remove
-from swarm_node.node.members.people import Meant
+from swarm_node.node.members.lookup import Meant
 from swarm_node.p2p.wire.identity import Identity
 
 PEER = Identity.generate().peer_id

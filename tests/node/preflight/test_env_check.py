@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.config import load_settings
 from swarm_node.environments.judgement import Judgement
-from swarm_node.node.figures.snapshot import Said
+from swarm_node.node.metrics.snapshot import Said
 from swarm_node.node.preflight.env_check import (
     ENOUGH_GROUPS,
     JudgedAnswers,

@@ -23,7 +23,7 @@ from swarm_node.node.preflight.doctor import Finding, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, gather
 from swarm_node.node.preflight.first_lines import Line, finding_line, start_lines, told_line
 from swarm_node.node.preflight.probe import Seen
-from swarm_node.node.start.screen import Screen
+from swarm_node.node.start.progress import NodeProgress
 from swarm_node.policy.models.by_transformers.config import TransformersModel
 from swarm_node.policy.models.hub import Download
 from swarm_node.policy.placement import Hardware
@@ -113,7 +113,9 @@ def test_programs_get_an_object_a_line(
     set_up_logging(verbose=False, log_format="json")
     finding = Finding("clock", "warning", "nothing synchronizes it", "set it")
     download = Download("org/model", 7, 3 * 10**9, Path("/cache"))
-    Screen().tell([*lines_of(here(tmp_path)).values(), finding_line(finding), told_line(download)])
+    NodeProgress().tell(
+        [*lines_of(here(tmp_path)).values(), finding_line(finding), told_line(download)]
+    )
     rows = [json.loads(line) for line in told.getvalue().splitlines()]
     events = [
         "device",

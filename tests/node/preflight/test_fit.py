@@ -41,8 +41,8 @@ from swarm_node.policy.models.by_transformers.config import TransformersModel
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.placement import ON_CPU, Placement, Precision, ProductTimes
 from swarm_node.policy.planning.demand import Lengths
+from swarm_node.policy.planning.disk_space import check_disk, shared_bytes
 from swarm_node.policy.planning.fit import Fit, GpuMemory, Machine
-from swarm_node.policy.planning.room import check_disk, shared_bytes
 from swarm_node.policy.sampling.sampler import MAX_ROWS
 from swarm_node.policy.sampling.vllm.engine import EngineChoice, VllmBuild, choose_engine
 from swarm_node.policy.weights import KEEP_VERSIONS

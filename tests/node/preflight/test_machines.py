@@ -26,8 +26,8 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, examine, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, Torch
+from swarm_node.node.preflight.facts_file import FactsFile, read_facts, stored
 from swarm_node.node.preflight.probe import Answer, Seen, judged
-from swarm_node.node.preflight.stored import FactsFile, read_facts, stored
 from swarm_node.node.start.derive import resolve_start, trainer_settings
 from swarm_node.policy.placement import Precision, ProductTimes
 from swarm_node.policy.planning.fit import Decision, GpuMemory

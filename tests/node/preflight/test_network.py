@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from swarm_node.node.figures.snapshot import NetworkReport, Said, TriedRow
+from swarm_node.node.metrics.snapshot import NetworkReport, Said, TriedRow
 from swarm_node.node.preflight.doctor import Finding
 from swarm_node.node.preflight.network import judge_addresses, judge_network, try_addresses
-from swarm_node.p2p.peers.causes import Cause, advice, told_here
-from swarm_node.p2p.reach.attempts import DialAttempt
-from swarm_node.p2p.reach.verdict import Outcome, Probed, Relay, judge
+from swarm_node.p2p.peers.causes import Cause, advice, text_here
+from swarm_node.p2p.reach.connect_attempts import DialAttempt
+from swarm_node.p2p.reach.reachability import Outcome, Probed, Relay, judge
 from swarm_node.p2p.wire.identity import Identity
 
 ADDRESS = "/ip4/11.0.1.1/tcp/7/p2p/12D3KooW"
@@ -109,7 +109,7 @@ def test_a_wrong_clock_is_seen_by_the_majority() -> None:
     assert clock(40.0, 41.0, 0.0).level == "warning"
     for ahead in (400.0, -400.0):
         told = Cause("clock", name="al, bob and carl", seconds=-ahead)
-        assert clock(ahead, ahead, 0.0)[1:] == ("error", told_here(told), advice(told))
+        assert clock(ahead, ahead, 0.0)[1:] == ("error", text_here(told), advice(told))
 
 
 def test_before_a_start_the_nodes_that_the_ticket_names_are_tried() -> None:
@@ -151,11 +151,11 @@ def test_the_verdict_comes_first_and_no_cause_is_told_twice() -> None:
     far = Cause("no_answer", "id of carl", where="11.0.0.3:7")
     first, second, *others = judge_network(
         report(
-            findings=[Said("other_swarm", "bad", told_here(lost), "do it")],
+            findings=[Said("other_swarm", "bad", text_here(lost), "do it")],
             causes=[lost, shut, far],
             tried=[TriedRow("address", "11.0.0.2:7", 0.1, shut), TriedRow("peer", "di", 0.02)],
         )
     )
-    assert first == Finding("other_swarm", "error", told_here(lost), "do it")
-    assert second == Finding("no_answer", "warning", told_here(far), advice(far))
+    assert first == Finding("other_swarm", "error", text_here(lost), "do it")
+    assert second == Finding("no_answer", "warning", text_here(far), advice(far))
     assert len([each for each in others if "11.0.0.2:7" in each.found]) == 1

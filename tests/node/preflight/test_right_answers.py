@@ -16,11 +16,11 @@ from swarm_node.config import Sources, load_settings
 from swarm_node.config.model import EnvironmentTable
 from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.judging.judge import FailedAnswer
 from swarm_node.environments.presets import try_environment
+from swarm_node.environments.workers.scoring_worker import FailedAnswer
 from swarm_node.errors import ConfigError
 from swarm_node.node.preflight import right_answers
-from swarm_node.node.preflight.ground_check import BestConstant, best_constant
+from swarm_node.node.preflight.dataset_checks import BestConstant, best_constant
 from swarm_node.node.preflight.right_answers import RightAnswers, examine_rows, judged, score_family
 from swarm_node.node.start.join import join_swarm
 

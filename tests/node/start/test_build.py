@@ -19,7 +19,7 @@ from swarm_node.node.preflight.doctor import this_machine
 from swarm_node.node.start import build
 from swarm_node.node.start.build import build_parts, make_built_in, run_node
 from swarm_node.node.start.derive import Resolved
-from swarm_node.node.start.screen import Screen
+from swarm_node.node.start.progress import NodeProgress
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.model import Model, resolve
 from swarm_node.policy.placement import ON_CPU, has_bitsandbytes
@@ -66,7 +66,7 @@ def test_parts_are_closed_where_the_control_file_cannot_be_written(tmp_path: Pat
 
     async def run() -> None:
         start = Resolved(settings, found, {}, lambda: found)
-        await run_node(start, home, membership, model, Screen(), reloading)
+        await run_node(start, home, membership, model, NodeProgress(), reloading)
 
     epochs = []
     for _ in range(2):
@@ -109,13 +109,13 @@ def test_a_node_whose_sampler_cannot_map_the_base_starts_once_more_with_its_own(
     monkeypatch.setattr(build, "make_sampler", first_unmapping)
     start = Resolved(settings, sharing, {}, lambda: own)
     reloading = Reloading(Sources({}), settings)
-    asyncio.run(run_node(start, home, membership, model, Screen(), reloading))
+    asyncio.run(run_node(start, home, membership, model, NodeProgress(), reloading))
     assert made == [sharing, own]
     assert stored_rank(home.checkpoints) == 4, "it trained"
     with pytest.raises(UnmappedError):  # once, and not again and again
         asyncio.run(
             run_node(
                 replace(start, unshared=lambda: sharing),
-                *(home, membership, model, Screen(), reloading),
+                *(home, membership, model, NodeProgress(), reloading),
             )
         )

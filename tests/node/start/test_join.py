@@ -27,7 +27,7 @@ from swarm_node.errors import (
 )
 from swarm_node.node.home.home import Home
 from swarm_node.node.start.join import belong, join_swarm, redeemed
-from swarm_node.node.start.named import ticket_text, with_ticket
+from swarm_node.node.start.resolve_names import ticket_text, with_ticket
 from swarm_node.node.start.system import notify
 from swarm_node.p2p.membership.ticket import parse_ticket
 

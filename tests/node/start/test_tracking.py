@@ -10,8 +10,8 @@ from page_server import row
 from structlog.testing import capture_logs
 
 from swarm_node.errors import ConfigError
-from swarm_node.node.figures.history import MetricsFile
 from swarm_node.node.home.home import Home
+from swarm_node.node.metrics.history import MetricsFile
 from swarm_node.node.start.tracking import require_tracker, tracker_directory, tracking
 
 

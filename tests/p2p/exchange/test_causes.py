@@ -18,7 +18,7 @@ from swarm_node.clock import Clock
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.membership.membership import create_swarm
 from swarm_node.p2p.membership.statements import Revocations, revocations
-from swarm_node.p2p.peers.causes import told_here, told_there
+from swarm_node.p2p.peers.causes import text_here, text_there
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.identity import Identity
@@ -82,11 +82,11 @@ def _list(number: int, *expelled: LightNode) -> Revocations:
 
 
 def _told(node: LightNode) -> list[str]:
-    return [told_here(cause) for cause in node.directory.failures.causes(node.clock.now())]
+    return [text_here(cause) for cause in node.directory.failures.causes(node.clock.now())]
 
 
 def _tried(node: LightNode) -> list[str]:
-    return [told_there(cause) for cause in node.directory.failures.refused(node.clock.now())]
+    return [text_there(cause) for cause in node.directory.failures.refused(node.clock.now())]
 
 
 @pytest.mark.parametrize("reason", ["revoked", "used_up", "expired"])
@@ -110,8 +110,8 @@ def test_a_member_that_is_none_is_told_and_so_is_its_host(tmp_path: Path, reason
         assert (cause.code, cause.peer) == (reason, host.peer_id)
         (seen,) = host.directory.failures.refused(host.clock.now())
         told = {"revoked": "(list of ", "used_up": "1 of 1 nodes", "expired": "ended on "}[reason]
-        assert told in told_here(cause)
-        assert "20" in told_there(seen) or reason == "used_up", "it names a date"
+        assert told in text_here(cause)
+        assert "20" in text_there(seen) or reason == "used_up", "it names a date"
         name = "once" if reason == "used_up" else "newcomer"
         assert (seen.code, seen.peer, seen.name) == (reason, one.peer_id, name)
         assert host.directory.failures.refusals == {reason: 1}
@@ -134,7 +134,7 @@ def test_a_clock_an_hour_ahead_is_named_at_both_ends(tmp_path: Path) -> None:
 def test_a_clock_an_hour_behind_hears_times_ahead_of_it(tmp_path: Path) -> None:
     async def scene(swarm: Swarm, one: LightNode, host: LightNode) -> None:
         presence = swarm.presence(host.membership, issued=float(DAY))
-        one.exchange.meeting._hear(presence, author_id=host.peer_id, teller=None)
+        one.exchange.discovery._add_presence(presence, author_id=host.peer_id, teller=None)
         (here,) = _told(one)
         assert re.search(r"\b3,600 s behind", here)
 
@@ -150,12 +150,12 @@ def test_clocks_of_two_members_that_differ_are_named_at_both_ends(
 
     async def scene(swarm: Swarm, one: LightNode, host: LightNode) -> None:
         for node in (one, host):
-            await node.exchange.meeting.beat(0, 20.0)
+            await node.exchange.discovery.send_heartbeat(0, 20.0)
         assert await _greet(one, host)
         assert await _greet(host, one)
         for node, other in ((one, host), (host, one)):
             node.directory.meet(other.peer_id, node.clock.now()).greeted = True
-            await node.exchange.meeting.beat(0, 20.0)
+            await node.exchange.discovery.send_heartbeat(0, 20.0)
         (here,), (there,) = _told(one), _told(host)
         opposite = {"ahead": "behind", "behind": "ahead"}[way]
         assert re.search(rf"\b3,600 s {way} .*\bhost$", here)

@@ -20,8 +20,8 @@ from in_memory import talking
 from swarm_node.environments.base import Task
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.judgement import JudgedDialogues
-from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.errors import Rejected
 from swarm_node.node.loops.sampling.fit import dialogues_fit
 from swarm_node.p2p.exchange.verify import (

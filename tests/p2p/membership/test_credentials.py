@@ -11,7 +11,7 @@ from swarm_node.errors import Rejected
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.membership.delegates import LIST_SECONDS, Signer, next_list, next_secret
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.membership.members import Member
 from swarm_node.p2p.membership.statements import (
     NewSecret,
@@ -37,7 +37,7 @@ class Node:
         self.now = float(SWARM.begin)
         self.office = office or MemoryOffice(signer)
         clock = Clock(now=lambda: 0.0, wall=lambda: self.now)
-        local = Local.of(membership.identity, SWARM.info, clock, self.office)
+        local = LocalNode.of(membership.identity, SWARM.info, clock, self.office)
         self.members = local.members
         self.secrets: list[bytes] = []
         self.own = Credentials(
@@ -219,7 +219,7 @@ def test_the_secret_of_a_ticket_is_not_replaced_by_an_older_one() -> None:
     member = SWARM.member(1)
     used: list[bytes] = []
     own = Credentials(
-        Local.of(member.identity, newer, Clock(lambda: 0.0, lambda: SWARM.begin)),
+        LocalNode.of(member.identity, newer, Clock(lambda: 0.0, lambda: SWARM.begin)),
         member.chain,
         office=MemoryOffice(),
         use_secret=used.append,

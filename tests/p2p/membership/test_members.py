@@ -61,11 +61,11 @@ def test_the_names_that_the_owner_gave_count_before_those_in_certificates() -> N
 
 def test_a_presence_brings_the_member_and_its_claims() -> None:
     world, anna = World(), SWARM.member(1)
-    heard = world.members.hear(SWARM.presence(anna, revoked=3, secret=2, delegate=True))
+    heard = world.members.read_presence(SWARM.presence(anna, revoked=3, secret=2, delegate=True))
     assert isinstance(heard, Heard)
     assert heard.member.peer_id == anna.identity.peer_id
     assert world.members.is_member(anna.identity.peer_id)
-    world.members.hear(SWARM.presence(SWARM.member(2)))
+    world.members.read_presence(SWARM.presence(SWARM.member(2)))
     world.members.note("nobody", list_number=9, secret=9)
     assert world.members.delegates() == [anna.identity.peer_id]
     assert world.members.holding(list_number=2) == [anna.identity.peer_id]
@@ -75,8 +75,8 @@ def test_a_presence_brings_the_member_and_its_claims() -> None:
 def test_relays_are_members_that_say_so() -> None:
     world, relay, other = World(), SWARM.member(1), SWARM.member(2)
     stated = {"addresses": ("/ip4/11.0.0.1/tcp/1/p2p/" + relay.identity.peer_id,)}
-    world.members.hear(SWARM.presence(relay, relays=True, **stated))
-    world.members.hear(SWARM.presence(other))
+    world.members.read_presence(SWARM.presence(relay, relays=True, **stated))
+    world.members.read_presence(SWARM.presence(other))
     assert world.members.relays() == {relay.identity.peer_id: stated["addresses"]}
     expelled = revocations(1, world.now, world.now + DAY, [relay.identity.public_key])
     world.members.obey(expelled)
@@ -86,17 +86,17 @@ def test_relays_are_members_that_say_so() -> None:
 def test_what_is_no_presence_of_a_member_is_refused() -> None:
     world, anna, other = World(), SWARM.member(1), SWARM.member(2)
     good = SWARM.presence(anna)
-    assert world.why(world.members.hear(good, other.identity.peer_id)) == "author"
-    assert world.why(world.members.hear(b"\x93")) == "schema"
-    assert world.why(world.members.hear(good[:-1] + b"\x00")) == "signature"
+    assert world.why(world.members.read_presence(good, other.identity.peer_id)) == "author"
+    assert world.why(world.members.read_presence(b"\x93")) == "schema"
+    assert world.why(world.members.read_presence(good[:-1] + b"\x00")) == "signature"
     empty = seal(anna.identity, SWARM.info.swarm_id, Kind.HEAD, b"\xc1")
-    assert world.why(world.members.hear(pack(Presence(empty, *anna.chain)))) == "schema"
+    assert world.why(world.members.read_presence(pack(Presence(empty, *anna.chain)))) == "schema"
     stolen = SWARM.member(1)
     object.__setattr__(stolen, "chain", other.chain)
-    assert world.why(world.members.hear(SWARM.presence(stolen))) == "wrong_subject"
-    assert not world.members.vouches(SWARM.presence(stolen), anna.identity.peer_id)
-    assert not world.members.vouches(good, other.identity.peer_id)
-    assert not world.members.vouches(b"", anna.identity.peer_id)
+    assert world.why(world.members.read_presence(SWARM.presence(stolen))) == "wrong_subject"
+    assert not world.members.proves_membership(SWARM.presence(stolen), anna.identity.peer_id)
+    assert not world.members.proves_membership(good, other.identity.peer_id)
+    assert not world.members.proves_membership(b"", anna.identity.peer_id)
     stranger = world.members.admit(other.chain, anna.identity.peer_id)
     assert world.why(stranger) == "wrong_subject"
     assert not world.members.is_member(anna.identity.peer_id)
@@ -107,7 +107,7 @@ def test_every_flipped_bit_of_a_presence_is_refused() -> None:
     for position in range(len(good)):
         mutant = bytearray(good)
         mutant[position] ^= 1 << position % 8
-        assert isinstance(world.members.hear(bytes(mutant)), Rejected)
+        assert isinstance(world.members.read_presence(bytes(mutant)), Rejected)
 
 
 def test_signatures_of_a_presence_are_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +122,9 @@ def test_signatures_of_a_presence_are_checked_once(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(members_module, name, counted)
     for _ in range(3):
-        world.members.hear(SWARM.presence(anna))
+        world.members.read_presence(SWARM.presence(anna))
     assert len(opened) == 2
-    world.members.hear(SWARM.presence(anna, 1.0))  # a new heartbeat, the same chain
+    world.members.read_presence(SWARM.presence(anna, 1.0))  # a new heartbeat, the same chain
     assert len(opened) == 3
 
 
@@ -138,8 +138,8 @@ def test_an_ended_membership_is_refused_and_dismissed_but_its_record_is_no_lie()
     world.now += 1
     assert world.why(world.members.check(peer_id)) == "expired"
     presence = SWARM.presence(anna, world.now - SWARM.begin)
-    assert world.why(world.members.hear(presence)) == "expired"
-    assert world.members.vouches(presence, peer_id)
+    assert world.why(world.members.read_presence(presence)) == "expired"
+    assert world.members.proves_membership(presence, peer_id)
     assert world.members.dismiss() == [peer_id]
     assert world.why(world.members.check(peer_id)) == "unknown_member"
 
@@ -229,10 +229,10 @@ def test_an_issuer_admits_as_many_as_it_may_also_after_a_restart() -> None:
         answer = world.members.admit(guest.chain, guest.identity.peer_id)
         assert (answer.reason if isinstance(answer, Rejected) else None) == reason
     later = World(office).members
-    heard = later.hear(SWARM.presence(guests[2]))
+    heard = later.read_presence(SWARM.presence(guests[2]))
     assert world.why(heard) == "used_up"
     assert isinstance(later.admit(guests[1].chain, guests[1].identity.peer_id), Member)
-    assert later.vouches(SWARM.presence(guests[2]), guests[2].identity.peer_id)
+    assert later.proves_membership(SWARM.presence(guests[2]), guests[2].identity.peer_id)
     assert not later.is_member(guests[2].identity.peer_id)
 
 
@@ -261,9 +261,9 @@ def test_a_teller_cannot_move_a_member_to_another_ticket() -> None:
         world, peer_id = World(), anna.identity.peer_id
         if order == "shown first":
             world.members.admit(anna.chain, peer_id)
-        heard = world.members.hear(SWARM.presence(told))
+        heard = world.members.read_presence(SWARM.presence(told))
         world.members.admit(anna.chain, peer_id)
-        again = world.members.hear(SWARM.presence(told, 1.0))
+        again = world.members.read_presence(SWARM.presence(told, 1.0))
         assert isinstance(heard, Heard)
         assert isinstance(again, Heard)
         assert again.member.name == "Anna"

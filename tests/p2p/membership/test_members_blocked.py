@@ -24,7 +24,7 @@ def test_a_blocked_peer_is_refused_everywhere_until_it_is_unblocked() -> None:
         for answer in (
             members.check(ANNA_ID),
             members.admit(ANNA.chain, ANNA_ID),
-            members.hear(SWARM.presence(ANNA)),
+            members.read_presence(SWARM.presence(ANNA)),
         ):
             assert answer.reason == "blocked"
         assert members.is_member(CARL_ID)
@@ -35,7 +35,7 @@ def test_a_blocked_peer_is_refused_everywhere_until_it_is_unblocked() -> None:
     shown = members.shown(ANNA_ID)
     assert (shown[0].name, shown[1]) == ("Anna", "blocked")
     blocked.clear()
-    assert not isinstance(members.hear(SWARM.presence(ANNA)), Rejected)
+    assert not isinstance(members.read_presence(SWARM.presence(ANNA)), Rejected)
     assert members.is_member(ANNA_ID)
 
 

@@ -17,8 +17,8 @@ from swarm_node.p2p.peers.causes import (
     advice_there,
     of_reason,
     severity,
-    told_here,
-    told_there,
+    text_here,
+    text_there,
 )
 from swarm_node.p2p.wire.reasons import REASONS
 
@@ -50,17 +50,17 @@ AT, WHEN, KEY = "10.77.0.1:31330", "2026-11-23 14:05 UTC", "12D3KooWabcdefgh"
 def test_a_cause_is_told_with_its_peer_address_and_detail(
     cause: Cause, here: tuple[str, ...], there: tuple[str, ...]
 ) -> None:
-    assert [fact for fact in here if fact not in told_here(cause)] == []
-    assert [fact for fact in there if fact not in told_there(cause)] == []
+    assert [fact for fact in here if fact not in text_here(cause)] == []
+    assert [fact for fact in there if fact not in text_there(cause)] == []
 
 
 def test_every_cause_has_words_of_its_own_and_a_remedy_at_each_end() -> None:
     causes = [Cause(code, where=AT, name="bob") for code in CAUSES]
-    assert len({told_here(cause) for cause in causes}) == len(CAUSES)
+    assert len({text_here(cause) for cause in causes}) == len(CAUSES)
     assert all(advice(cause) for cause in causes)
     for cause in causes:
-        assert bool(told_there(cause)) == bool(CAUSES[cause.code].there)
-        assert advice_there(cause) or not told_there(cause)
+        assert bool(text_there(cause)) == bool(CAUSES[cause.code].there)
+        assert advice_there(cause) or not text_there(cause)
     for code, command in (("revoked", "invite"), ("used_up", "members"), ("blocked", "unblock")):
         assert f"swarm-node {command}" in advice_there(Cause(code))
 
@@ -70,7 +70,7 @@ def test_every_cause_can_arise() -> None:
     reached.add("no_greeting")  # of an address that is open
     reached.add("out_of_range")  # of an address that a peer states (node/loops/peers/rows.py)
     reached |= {"no_address", "no_coordinator"}  # of a coordinator (node/loops/peers/dialing.py)
-    reached |= {"environment", "model"}  # of what a peer announces (node/figures/verdict.py)
+    reached |= {"environment", "model"}  # of what a peer announces (node/metrics/health.py)
     assert reached == set(CAUSES)
 
 

@@ -15,7 +15,7 @@ def _directory(partners: int, others: int = 0) -> Directory:
     for index in range(partners + others):
         peer = directory.meet(f"peer {index:03}", 0.0)
         if index < partners:
-            directory.befriend(random.Random(0), peer, _issuer, float(index))
+            directory.add_partner(random.Random(0), peer, _issuer, float(index))
     return directory
 
 
@@ -141,10 +141,10 @@ def test_partners_come_to_be_of_many_issuers_and_the_oldest_stay() -> None:
     directory, rng = Directory("me"), random.Random(0)
     for index in range(PARTNERS):
         peer = directory.meet(f"crowd {index:03}", 0.0)
-        directory.befriend(rng, peer, _issuer, float(index))
+        directory.add_partner(rng, peer, _issuer, float(index))
     oldest = [peer.peer_id for peer in directory.partners(1e9)][:ANCHORS]
     for index in range(20):
-        directory.befriend(rng, Peer(f"issuer {index} one", 0.0), _issuer, 100.0 + index)
+        directory.add_partner(rng, Peer(f"issuer {index} one", 0.0), _issuer, 100.0 + index)
     partners = directory.partners(1e9)
     assert len(partners) == PARTNERS
     assert [peer.peer_id for peer in partners][:ANCHORS] == oldest

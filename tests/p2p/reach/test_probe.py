@@ -26,7 +26,7 @@ from swarm_node.p2p.reach.probe import (
     ProbeRequest,
     ports_of,
 )
-from swarm_node.p2p.reach.verdict import Outcome
+from swarm_node.p2p.reach.reachability import Outcome
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.identity import Identity

@@ -17,7 +17,7 @@ from swarm_node.p2p.reach import punch
 from swarm_node.p2p.reach.punch import _SPLICED as SPLICED
 from swarm_node.p2p.reach.punch import Place, Punch, Puncher, hold, place_of, splice
 from swarm_node.p2p.reach.punch import _Hold as Hold
-from swarm_node.p2p.reach.verdict import Nat, Outcome, Probed, Reach
+from swarm_node.p2p.reach.reachability import Nat, Outcome, Probed, Reach
 from swarm_node.p2p.wire import wire
 
 HERE = "/ip4/11.0.1.1/tcp/4001"

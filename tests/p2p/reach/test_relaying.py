@@ -14,7 +14,7 @@ from swarm_node.clock import Clock
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.limits.budgets import Wants
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.membership.members import Members
 from swarm_node.p2p.membership.statements import Revocations
 from swarm_node.p2p.peers.peers import Directory
@@ -53,7 +53,7 @@ class World:
         self.directory = Directory(peer(self.relay))
         clock = Clock(now=lambda: self.now, wall=lambda: self.wall)
         own = self.relay.identity
-        self.local = Local(own, swarm.info, self.members, self.directory, clock)
+        self.local = LocalNode(own, swarm.info, self.members, self.directory, clock)
         self.connected = {peer(each) for each in (*self.askers, *self.others)}
         self.refused: list[tuple[str, str]] = []
         self.wall = float(swarm.begin)

@@ -91,7 +91,7 @@ def test_a_presence_of_another_version_is_nobody_and_its_teller_is_blamed() -> N
     member = SWARM.member(1)
     known = unpack(Presence, heartbeat(member, EPOCH), max_bytes=2000)
     later = pack(Presence(resealed(known.head, OTHER[Kind.HEAD]), known.issuer, known.member))
-    heard = Members(SWARM.info, lambda: EPOCH).hear(later)
+    heard = Members(SWARM.info, lambda: EPOCH).read_presence(later)
     assert isinstance(heard, Rejected)
     assert REASONS[heard.reason] is Blame.VIOLATION
 

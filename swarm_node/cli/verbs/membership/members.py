@@ -19,10 +19,10 @@ from swarm_node.errors import ConfigError, NotRunningError, TicketError, reason_
 from swarm_node.program.terminal import DAY, date_of, seconds_of
 
 if TYPE_CHECKING:
-    from swarm_node.node.figures.snapshot import PeerRow
     from swarm_node.node.home.home import Home
     from swarm_node.node.members.admitting import Invitation
     from swarm_node.node.members.ledger import IssuedTicket
+    from swarm_node.node.metrics.snapshot import PeerRow
 
 _LONGEST_TICKET = 90 * DAY
 MEMBER_DAYS = 90
@@ -223,10 +223,10 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     place = chosen_home(home)
     swarm = place.swarm()
     from swarm_node.cli.views.members_view import members_view, ticket_rows
-    from swarm_node.node.figures.snapshot import SCHEMA
     from swarm_node.node.members.admitting import admissions, holders, out_of_date, tried
     from swarm_node.node.members.blocks import block_ledger
     from swarm_node.node.members.delegation import revoked
+    from swarm_node.node.metrics.snapshot import SCHEMA
 
     blocks, revocations = block_ledger(place).entries(), revoked(place)
     met_peers, keys = (
@@ -281,7 +281,7 @@ def revoke(
     """
     from swarm_node.node.members.admitting import admissions
     from swarm_node.node.members.delegation import revoke as expel
-    from swarm_node.node.members.people import keys_of, whom
+    from swarm_node.node.members.lookup import keys_of, whom
 
     if anew and not stolen_delegate:
         raise ConfigError("--anew is for --stolen-delegate only: nobody else makes lists anew")
@@ -342,7 +342,7 @@ def block(who: WhoArgument, home: HomeOption = None) -> None:
     """
     from swarm_node.node.members.admitting import admissions
     from swarm_node.node.members.blocks import add
-    from swarm_node.node.members.people import whom
+    from swarm_node.node.members.lookup import whom
 
     place = chosen_home(home)
     target = whom(who, admissions(place).entries(), _met(home) or [])

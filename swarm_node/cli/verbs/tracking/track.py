@@ -48,7 +48,7 @@ def track(
     """
     if find_spec(tracker) is None:
         raise HomeError(f"{tracker} is not installed", f"run {extra_of(tracker)}")
-    from swarm_node.cli.verbs.membership.passing import Passing, run_name
+    from swarm_node.cli.verbs.tracking.forwarding import Forwarder, run_name
 
     place = chosen_home(home)
     try:
@@ -59,7 +59,7 @@ def track(
         ) from error
     stopping = Event()
     with closing(writer), _stopped_by_signals(stopping):
-        passing = Passing(place, writer, place.path / f"tracked.{tracker}")
+        passing = Forwarder(place, writer, place.path / f"tracked.{tracker}")
         new, last_report = 0, float("-inf")
         if once:
             stopping.set()

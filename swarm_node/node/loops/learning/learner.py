@@ -14,14 +14,14 @@ import msgspec
 import structlog
 
 from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, SwarmNodeError
-from swarm_node.node.figures.curve import add
-from swarm_node.node.figures.history import UpdateRow
-from swarm_node.node.figures.snapshot import Saved, saved_in
-from swarm_node.node.figures.style import Style
-from swarm_node.node.figures.taught import Taught
 from swarm_node.node.loops.learning.mixing import Mixer
-from swarm_node.node.loops.parts import Parts, Shared
-from swarm_node.node.loops.peers.consequences import kept, recall
+from swarm_node.node.loops.node_parts import Parts, Shared
+from swarm_node.node.loops.peers.violations import kept, recall
+from swarm_node.node.metrics.adopted_words import AdoptedWords
+from swarm_node.node.metrics.curve import add
+from swarm_node.node.metrics.history import UpdateRow
+from swarm_node.node.metrics.snapshot import Saved, saved_in
+from swarm_node.node.metrics.trained_groups import TrainedGroups
 from swarm_node.p2p.peers.liveness import CHILD
 from swarm_node.policy.choices import AdvantageName
 from swarm_node.policy.experience.batch import Correction, build_batch
@@ -69,7 +69,7 @@ class Learner:
         self._slots = shared_state.slots
         self.mixer = mixer
         self._rng = rng
-        self._style = Style()
+        self._style = AdoptedWords()
         self._logged_at = float("-inf")
         self._stored_at, self._storing_seconds = parts.clock.now(), 0.0
         #: New weights wait for it: the first point of the curve is that of the untrained policy.
@@ -95,7 +95,7 @@ class Learner:
             tally.steps, tally.groups = saved_state.steps, saved_state.groups
             for point in saved_state.evals:
                 add(tally.evals, point)
-            tally.taught = Taught(saved_state.taught)
+            tally.taught = TrainedGroups(saved_state.taught)
             self.mixer.resume(saved_state.mixture)
             recall(self._directory, saved_state.dropped, self._parts.clock)
 

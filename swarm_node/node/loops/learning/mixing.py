@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import replace
 
 from swarm_node.environments.split import SPLIT
-from swarm_node.node.figures.snapshot import EvalPoint, MixtureRow
-from swarm_node.node.loops.parts import Tally
-from swarm_node.p2p.peers.conduct import BLAMELESS
+from swarm_node.node.loops.node_parts import Tally
+from swarm_node.node.metrics.snapshot import EvalPoint, MixtureRow
+from swarm_node.p2p.peers.standing import BLAMELESS
 from swarm_node.policy.experience.mixture import (
     Costs,
     MixtureSettings,
@@ -101,7 +101,7 @@ class Mixer:
 
     def _worthwhile(self, local_count: float) -> float:
         """Return the groups offered that have not faded. Whatever an author offers, it counts for
-        no more than its share (`Worth.share`) of the `local_count` groups that this node
+        no more than its share (`PeerWeights.share`) of the `local_count` groups that this node
         sampled."""
         share = self._buffer.worth.share
         return sum(

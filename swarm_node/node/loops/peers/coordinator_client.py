@@ -28,8 +28,8 @@ from msgspec import Struct
 from yarl import URL
 
 from swarm_node.errors import ConfigError, CoordinatorError, TicketError, reason_of, words_of
-from swarm_node.node.figures.snapshot import TriedRow
 from swarm_node.node.loops.peers.dialing import PEER_SECONDS
+from swarm_node.node.metrics.snapshot import TriedRow
 from swarm_node.p2p.addresses.addresses import coordinator_address
 from swarm_node.p2p.addresses.internet import is_embedding, is_internet
 from swarm_node.p2p.coordinator import coordinator_api as api

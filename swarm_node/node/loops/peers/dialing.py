@@ -12,16 +12,16 @@ import msgspec
 import psutil
 
 from swarm_node.errors import SwarmNodeError, TransportError
-from swarm_node.node.figures.snapshot import SEEN_SECONDS, PingReport, TriedRow
 from swarm_node.node.loops.peers.rows import absent, ended
+from swarm_node.node.metrics.snapshot import SEEN_SECONDS, PingReport, TriedRow
 from swarm_node.p2p.addresses import circuit
-from swarm_node.p2p.exchange.asking import MAX_SMALL_REPLY, Asker
 from swarm_node.p2p.exchange.exchange import Exchange
-from swarm_node.p2p.membership.local import Local
+from swarm_node.p2p.exchange.requests import MAX_SMALL_REPLY, Asker
+from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.peers.causes import Cause
 from swarm_node.p2p.peers.liveness import DIAL_CHECK
 from swarm_node.p2p.peers.peers import Peer
-from swarm_node.p2p.reach.attempts import DialAttempt, attempt_all
+from swarm_node.p2p.reach.connect_attempts import DialAttempt, attempt_all
 from swarm_node.p2p.reach.probe import Knock
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.wire import wire
@@ -37,7 +37,7 @@ PEER_SECONDS = 5.0
 
 
 async def ping(
-    peer_id: str, seconds: float, local: Local, exchange: Exchange, reaching: ReachingTransport
+    peer_id: str, seconds: float, local: LocalNode, exchange: Exchange, reaching: ReachingTransport
 ) -> PingReport:
     """Ask a peer something small now, however it is reached, and return how long that took. A peer
     that does not work with this node now is greeted first, which may take ten seconds. The request
@@ -50,14 +50,14 @@ async def ping(
     name = local.members.name(peer_id)
     if finding := ended(local.members, peer_id):
         return PingReport(peer_id, name, None, why=finding)
-    peer = directory.get(peer_id) or await exchange.meeting.reach(peer_id)
+    peer = directory.get(peer_id) or await exchange.discovery.reach(peer_id)
     reply = None
     if peer is not None and (peer.greeted or await asker.greet(peer)):
         request, started_at = wire.pack(wire.PeersRequest(limit=1)), clock.now()
         reply = await asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=seconds)
     name = local.members.name(peer_id)  # a greeting may have told it
     if reply is None:
-        addresses = exchange.meeting.addresses(peer_id)
+        addresses = exchange.discovery.addresses(peer_id)
         if addresses is None:
             raise SwarmNodeError(f"this node knows no peer {peer_id}: see `swarm-node peers`")
         causes = directory.failures.causes(clock.now())
@@ -76,7 +76,7 @@ async def ping(
 
 
 async def try_everything(
-    local: Local, asker: Asker, dials: DialCheck | None, coordinator: str
+    local: LocalNode, asker: Asker, dials: DialCheck | None, coordinator: str
 ) -> list[TriedRow]:
     """Try the addresses of settings and ticket, the known peers and the coordinator, if the URL of
     one is given."""
@@ -89,7 +89,7 @@ async def try_everything(
 
 
 async def try_peers(
-    local: Local, asker: Asker, attempts: Sequence[DialAttempt] = ()
+    local: LocalNode, asker: Asker, attempts: Sequence[DialAttempt] = ()
 ) -> list[TriedRow]:
     """Ask some peers something small now, however they are reached: those at the addresses of
     `attempts` that are open, and those heard last. An open address proves a key only; the node
@@ -112,7 +112,7 @@ async def try_peers(
     return [*addresses, *rows[: len(known_peers[:_MOST])]]
 
 
-async def _ask(peer: Peer, local: Local, asker: Asker) -> TriedRow:
+async def _ask(peer: Peer, local: LocalNode, asker: Asker) -> TriedRow:
     clock, started_at = local.clock, local.clock.now()
     request = wire.pack(wire.PeersRequest(limit=1))
     reply = await asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=PEER_SECONDS)
@@ -155,7 +155,7 @@ class DialCheck:
 
     def __init__(
         self,
-        local: Local,
+        local: LocalNode,
         addresses: Sequence[str],
         knock: Knock,
         *,

@@ -10,14 +10,14 @@ import msgspec
 
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.presets import environment_name
-from swarm_node.node.figures.snapshot import PeerRow, Said, UnmetRow
-from swarm_node.node.figures.underway import span
-from swarm_node.node.loops.parts import Shared
+from swarm_node.node.loops.node_parts import Shared
+from swarm_node.node.metrics.progress import span
+from swarm_node.node.metrics.snapshot import PeerRow, Said, UnmetRow
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.addresses.addresses import endpoint_of, host_and_port
-from swarm_node.p2p.exchange.meeting import Meeting
+from swarm_node.p2p.exchange.discovery import Discovery
 from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, told_here
+from swarm_node.p2p.peers.causes import CAUSES, Cause, advice, text_here
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.reach.transport import ReachingTransport
 from swarm_node.p2p.wire.identity import short_id
@@ -88,14 +88,14 @@ def former_rows(shared_state: Shared, reaching: ReachingTransport, now: float) -
 
 
 def of_unmet(
-    shared_state: Shared, reaching: ReachingTransport, meeting: Meeting | None, now: float
+    shared_state: Shared, reaching: ReachingTransport, discovery: Discovery | None, now: float
 ) -> dict[str, Any]:
     """Return the fields of a snapshot on members that this node heard of and has not met: the rows
     of MAX_UNMET at most, and the number of all. Before the node runs there is no `meeting`."""
-    if meeting is None:
+    if discovery is None:
         return {}
     members, causes = shared_state.members, shared_state.directory.failures.causes(now)
-    unmet_peers, total = meeting.unmet(MAX_UNMET)
+    unmet_peers, total = discovery.unmet(MAX_UNMET)
     rows = []
     for peer in unmet_peers:
         left = None if peer.next_at is None else max(0.0, peer.next_at - now)
@@ -139,7 +139,7 @@ def absent(
             return Said("untried", "good", "not tried yet: this node tries one after the other")
         else:
             cause = Cause("no_answer", peer_id, where=_where(addresses, port=True))
-    text = told_here(cause)
+    text = text_here(cause)
     remedy = advice(cause)
     if cause.code == "no_answer" and has_answered:
         remedy = "it answered before: its node may have stopped, or its machine may be off"

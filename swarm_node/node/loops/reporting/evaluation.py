@@ -16,13 +16,13 @@ from swarm_node.clock import Clock
 from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo
 from swarm_node.environments.judgement import ReplayedDialogue
-from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import held_out_seed, task_seed
 from swarm_node.environments.split import SPLIT
-from swarm_node.node.figures.snapshot import EvalPoint
-from swarm_node.node.loops.parts import Parts, Tally, at_sampler
+from swarm_node.environments.workers.scoring_worker import Transcript
+from swarm_node.node.loops.node_parts import Parts, Tally, at_sampler
 from swarm_node.node.loops.sampling.dialogues import Player
 from swarm_node.node.loops.sampling.levels import Levels
+from swarm_node.node.metrics.snapshot import EvalPoint
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.rollout import TaskRef

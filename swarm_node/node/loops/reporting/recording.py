@@ -10,10 +10,10 @@ import msgspec
 import structlog
 
 from swarm_node.errors import HomeError
-from swarm_node.node.figures.history import LEAST_SECONDS, MOST_SECONDS, HistoryRow, Totals
-from swarm_node.node.figures.snapshot import SEEN_SECONDS, EvalPoint, Said, Snapshot
-from swarm_node.node.figures.underway import told
-from swarm_node.node.loops.parts import Parts, Shared
+from swarm_node.node.loops.node_parts import Parts, Shared
+from swarm_node.node.metrics.history import LEAST_SECONDS, MOST_SECONDS, HistoryRow, Totals
+from swarm_node.node.metrics.progress import told
+from swarm_node.node.metrics.snapshot import SEEN_SECONDS, EvalPoint, Said, Snapshot
 from swarm_node.page.event_log import Sight
 
 _TICK_SECONDS = 1.0

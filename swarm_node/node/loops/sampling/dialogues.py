@@ -14,8 +14,8 @@ import numpy as np
 
 from swarm_node.clock import Clock
 from swarm_node.environments.judgement import ReplayedDialogue
-from swarm_node.environments.judging.judge import Transcript
 from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.rollout import Completion, EarlierTurn, Finish, TaskRef, VersionSpan
@@ -47,7 +47,7 @@ class PlayedDialogue:
             [turn.text for turn in self.turns], self.turns[-1].finish is not Finish.STOP
         )
 
-    def hear(self, replay: ReplayedDialogue) -> None:
+    def add_replay(self, replay: ReplayedDialogue) -> None:
         """Take in what the environment says to the newest turn. Replies that the policy has read
         stay: if they were others now, the environment is no pure function."""
         if not replay.fault and list(replay.replies[: len(self.replies)]) != self.replies:
@@ -103,7 +103,7 @@ class Player:
                         group[0].ref, [dialogue.transcript for dialogue in open_dialogues]
                     )
                     for dialogue, replay in zip(open_dialogues, replays, strict=True):
-                        dialogue.hear(replay)
+                        dialogue.add_replay(replay)
         return groups, drawing
 
     def _requests(

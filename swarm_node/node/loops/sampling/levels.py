@@ -22,7 +22,7 @@ from typing import Final
 import structlog
 
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.node.figures.snapshot import LevelRow
+from swarm_node.node.metrics.snapshot import LevelRow
 from swarm_node.rollout import VerifiedGroup
 from swarm_node.storage import Storage
 

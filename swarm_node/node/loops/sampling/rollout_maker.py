@@ -1,7 +1,7 @@
 """Rollout groups of the node's own: choose tasks, sample completions, judge the completions.
 
-A `TaskChooser` chooses the tasks. Answers of one turn come from a `Harvest` group by group, or from
-a `Sampler` in one batch; dialogues of several turns from a `Player`.
+A `TaskChooser` chooses the tasks. Answers of one turn come from `PartialRollouts`, group by group,
+or from a `Sampler` in one batch; dialogues of several turns from a `Player`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import structlog
 from swarm_node.config import Sampling
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.figures.first_groups import Beginning, FirstGroups
-from swarm_node.node.loops.parts import Parts, Tally, at_sampler
+from swarm_node.node.loops.node_parts import Parts, Tally, at_sampler
 from swarm_node.node.loops.sampling.dialogues import CHANGED, TOO_LONG, Player, joined
-from swarm_node.node.loops.sampling.harvest import Harvest, PendingGroup
-from swarm_node.node.loops.sampling.judging import Judging
+from swarm_node.node.loops.sampling.partial_rollouts import PartialRollouts, PendingGroup
+from swarm_node.node.loops.sampling.remedy_trials import TASKS, Change, advice, try_changes
+from swarm_node.node.loops.sampling.scoring import Scoring
 from swarm_node.node.loops.sampling.tasks import FittingTasks
-from swarm_node.node.loops.sampling.trying import TASKS, Change, advice, try_changes
+from swarm_node.node.metrics.first_groups import Beginning, FirstGroups
 from swarm_node.p2p.exchange.publishing import OwnGroup
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
@@ -45,25 +45,25 @@ class RolloutMaker:
         sampling: Sampling,
         parts: Parts,
         tally: Tally,
-        judging: Judging,
+        judging: Scoring,
         tasks: FittingTasks,
         slots: Slots,
-        harvest: Harvest | None,
+        partial_rollouts: PartialRollouts | None,
         *,
         turns: int = 1,
         seed: int,
         peer_id: str,
     ) -> None:
-        """Every group takes its slots from `slots` when its sampling begins. `harvest` gathers the
-        answers of a sampler that can be interrupted. Without it, groups are sampled in batches: of
-        answers, or of dialogues with up to `turns` turns of the policy."""
+        """Every group takes its slots from `slots` when its sampling begins. `partial_rollouts`
+        gathers the answers of a sampler that can be interrupted. Without it, groups are sampled in
+        batches: of answers, or of dialogues with up to `turns` turns of the policy."""
         self._sampling = sampling
         self._parts = parts
         self._tally = tally
         self._judging = judging
         self._tasks = tasks
         self._slots = slots
-        self._harvest = harvest
+        self._partial_rollouts = partial_rollouts
         self._seed = seed
         self._peer_id = peer_id
         self._player = Player(parts.sampler, parts.codec, judging.replay, parts.clock)
@@ -95,14 +95,16 @@ class RolloutMaker:
             self._slots.end(len(groups))
 
         try:
-            if self._harvest is not None:
-                drawing = await self._gather(self._harvest, count, hand_on)
+            if self._partial_rollouts is not None:
+                drawing = await self._gather(self._partial_rollouts, count, hand_on)
             elif groups := await self._begin(count):
                 sample = self._answer if self._turns == 1 else self._talk
                 drawing = await sample(groups, hand_on)
         finally:
             # Groups that failed are dropped; interrupted ones keep their slots.
-            pending_count = len(self._harvest.interrupted) if self._harvest is not None else 0
+            pending_count = (
+                len(self._partial_rollouts.interrupted) if self._partial_rollouts is not None else 0
+            )
             self._slots.end(self._slots.sampling - pending_count)
         if group_count:
             self._tally.drawing.add(drawing, group_count)
@@ -133,7 +135,9 @@ class RolloutMaker:
         self._tally.advice = advice(beginning, trials)
         tell(beginning, self._tally.advice)
 
-    async def _gather(self, harvest: Harvest, count: int, deliver: Deliver) -> float:
+    async def _gather(
+        self, partial_rollouts: PartialRollouts, count: int, deliver: Deliver
+    ) -> float:
         """Sample with an engine that interleaves groups; deliver each group when it is complete.
         Returns the seconds that the engine sampled."""
         clock = self._parts.clock
@@ -152,7 +156,7 @@ class RolloutMaker:
             await deliver([self._own(group, group.version, completions, judgement.rewards)])
 
         with self._noted(count):
-            await harvest.gather(count, fresh, hand_on)
+            await partial_rollouts.gather(count, fresh, hand_on)
         return clock.now() - started_at
 
     async def _answer(self, groups: Sequence[PendingGroup], deliver: Deliver) -> float:

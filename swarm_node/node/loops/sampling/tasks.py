@@ -11,7 +11,7 @@ from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentInfo
 from swarm_node.environments.seeds import task_seed
 from swarm_node.errors import ConfigError, meant
-from swarm_node.node.loops.parts import Parts, Tally
+from swarm_node.node.loops.node_parts import Parts, Tally
 from swarm_node.node.loops.sampling.levels import Levels
 from swarm_node.rollout import TaskRef
 from swarm_node.storage import Storage

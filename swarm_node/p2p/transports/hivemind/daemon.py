@@ -31,8 +31,8 @@ from swarm_node.p2p.transports.hivemind.records import (
     HeartbeatStore,
     SwarmAuthorizer,
 )
-from swarm_node.p2p.transports.patience import on_time
 from swarm_node.p2p.transports.streams import MAX_WAITING, STOP_SECONDS, StreamServer
+from swarm_node.p2p.transports.timeouts import on_time
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.recent import Recent
 

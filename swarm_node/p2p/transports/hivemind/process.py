@@ -17,7 +17,7 @@ from typing import Any
 from swarm_node.durable import create_private
 from swarm_node.errors import SlowStartError, TransportError
 from swarm_node.p2p.transports.hivemind.calls import CALLS, FIND, PING, STORE, TableCall, TableCalls
-from swarm_node.p2p.transports.patience import on_time
+from swarm_node.p2p.transports.timeouts import on_time
 from swarm_node.p2p.wire.identity import Identity
 
 #: protobuf PrivateKey{Type: Ed25519, Data: 64 bytes}, see libp2p's peer-ids specification.

@@ -22,7 +22,7 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from swarm_node.p2p.limits.turns import drawn_in_turn
+from swarm_node.p2p.limits.round_robin import drawn_in_turn
 from swarm_node.p2p.wire.identity import Identity, peer_id_of, public_key_of
 from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
 from swarm_node.recent import Recent
@@ -76,12 +76,12 @@ class HeartbeatRecords:
         identity: Identity,
         key: bytes,
         wall: Callable[[], float],
-        vouches: Callable[[bytes, str], bool],
+        proves_membership: Callable[[bytes, str], bool],
     ) -> None:
         self._identity = identity
         self._key = key
         self._wall = wall
-        self._vouches = vouches
+        self._proves_membership = proves_membership
         self._verified: Recent[bytes, None] = Recent(_MAX_VERIFIED)
 
     def sign_value(self, record: DhtRecord) -> bytes:
@@ -108,7 +108,7 @@ class HeartbeatRecords:
             Ed25519PublicKey.from_public_bytes(owner).verify(signature, message)
         except (InvalidSignature, ValueError):
             return False
-        if not self._vouches(presence, peer_id_of(owner)):
+        if not self._proves_membership(presence, peer_id_of(owner)):
             return False
         self._verified[digest] = None
         return True

@@ -32,7 +32,7 @@ from swarm_node.p2p.transports.hivemind.records import (
     SwarmAuthorizer,
     heartbeat_key,
 )
-from swarm_node.p2p.transports.returning import PING_SECONDS, Rounds
+from swarm_node.p2p.transports.ping_rounds import PING_SECONDS, Rounds
 from swarm_node.p2p.transports.streams import StreamTransport
 from swarm_node.p2p.wire.frames import check_size
 from swarm_node.p2p.wire.identity import Identity
@@ -161,7 +161,10 @@ class HivemindTransport(StreamTransport[DhtNode]):
             wall = self._clock.wall
             issuer = self._admission.issuer
             key_id, store = new_store(self._key, wall, self._is_member, issuer, self._rng)
-            self._records = HeartbeatRecords(self._identity, key_id, wall, self._vouches), store
+            self._records = (
+                HeartbeatRecords(self._identity, key_id, wall, self._proves_membership),
+                store,
+            )
         records, store = self._records
         require_free_ports(listen)
         self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -45,8 +45,8 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Started,
     StreamOpened,
 )
-from swarm_node.p2p.transports.patience import on_time
 from swarm_node.p2p.transports.streams import MAX_WAITING, STOP_SECONDS, StreamServer
+from swarm_node.p2p.transports.timeouts import on_time
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.process import Child, ReportedError, exchange
 from swarm_node.process.frames import HEAD, Failed, read_head

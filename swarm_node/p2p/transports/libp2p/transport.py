@@ -25,7 +25,7 @@ class Libp2pTransport(StreamTransport[Libp2pDaemon]):
 
     async def publish_heartbeat(self, heartbeat: bytes, ttl: float) -> None:
         """Do nothing, because this stack has no table. Partners ask for it
-        (p2p/exchange/meeting.py)."""
+        (p2p/exchange/discovery.py)."""
         self._running()
         check_size("heartbeat", len(heartbeat), MAX_PRESENCE_BYTES)
 

@@ -28,7 +28,7 @@ def main(directory: Path) -> None:
     group = Group(directory)
     worker = TrainerWorker(group)
     answer = answering(worker.handle, Request)
-    place, decode = group.meeting, msgspec.msgpack.Decoder(Request).decode
+    place, decode = group.discovery, msgspec.msgpack.Decoder(Request).decode
     if group.index == 0:
         serve_frames(lambda request: answer(group.broadcast(request)))
         group.broadcast(b"")

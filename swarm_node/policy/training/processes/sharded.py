@@ -62,15 +62,15 @@ class Group(Ranks):
         only. The launcher of each host sets RANK and WORLD_SIZE, which count its processes."""
         self._local, local_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         #: Meeting with the other hosts; None without any.
-        self.meeting = Rendezvous.found()
+        self.discovery = Rendezvous.found()
         self._budget = directory.parent / "token-budget"
-        if self.meeting is None:
+        if self.discovery is None:
             self.index, self.count = self._local, local_size
             store: Store = FileStore(str(directory / "store"), local_size)
         else:
-            self.index = self.meeting.index * local_size + self._local
-            self.count = self.meeting.hosts * local_size
-            store = _store(self.meeting, first=self.index == 0)
+            self.index = self.discovery.index * local_size + self._local
+            self.count = self.discovery.hosts * local_size
+            store = _store(self.discovery, first=self.index == 0)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo",
             store=store,
@@ -203,13 +203,13 @@ class Group(Ranks):
         fault, name, sizes = msgpack.unpackb(message)
         if fault:
             raise CheckpointError(fault)
-        if name and self.meeting is not None:
+        if name and self.discovery is not None:
             self._copy(root / name, sizes)
         return root / name if name else None
 
     def _copy(self, directory: Path, sizes: Mapping[str, int]) -> None:
         """Copy the files in `directory` of the first process's host to each other host."""
-        writes = bool(self.meeting and self.meeting.index) and not self._local
+        writes = bool(self.discovery and self.discovery.index) and not self._local
         if writes:
             shutil.rmtree(directory.parent, ignore_errors=True)
             directory.mkdir(parents=True)

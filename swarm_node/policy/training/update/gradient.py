@@ -12,7 +12,7 @@ from torch import nn
 from swarm_node.errors import ModelError
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod, logit_elements
-from swarm_node.policy.memory.shortage import free_caches, out_of_memory, trim_heap
+from swarm_node.policy.memory.out_of_memory import free_caches, out_of_memory, trim_heap
 from swarm_node.policy.models.loading import PolicyModel
 from swarm_node.policy.placement import Precision
 from swarm_node.policy.training.objective.logprobs import (

@@ -1,0 +1,192 @@
+"""Judges the texts or dialogues of one peer, in as many judges as it takes to know whose fault a
+lost one was.
+
+All texts of a group have one author, so they are tried together: evidence against one of them is
+evidence against its author.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.environments.workers.fault_attribution import (
+    WAITED,
+    Attempt,
+    Reason,
+    Step,
+    next_step,
+)
+from swarm_node.environments.workers.processes import JudgeLostError, JudgeProcess
+from swarm_node.environments.workers.scoring_worker import (
+    PlainRef,
+    ReplayedLine,
+    TextVerdict,
+    Transcript,
+)
+from swarm_node.errors import ChildError, SlowTaskError, UnknownTaskError
+
+#: A scorer that raises one of these may have been given less than every text is given.
+_STARVED = frozenset({"MemoryError", "OSError"})
+#: The pause before the second attempt; it doubles, so that a machine in need can recover.
+_PAUSE_SECONDS = 0.05
+_Sent = TypeVar("_Sent")
+_Given = TypeVar("_Given")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Processor seconds for making one task, and for scoring the texts of one group."""
+
+    deriving: float
+    scoring: float
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRequest(Generic[_Sent, _Given]):
+    """A request to a judge about a group. `answer` has it answer each of `sent` within a number of
+    processor seconds. Every environment can answer `control`. `raised` is the exception in an
+    answer. A `flawed` answer counts against the author."""
+
+    answer: Callable[[Sequence[_Sent], float], Awaitable[Sequence[_Given]]]
+    sent: Sequence[_Sent]
+    control: Sequence[_Sent]
+    raised: Callable[[_Given], str]
+    flawed: Callable[[_Given], bool]
+
+
+def scoring(judge: JudgeProcess, texts: Sequence[str]) -> JudgeRequest[str, TextVerdict]:
+    return JudgeRequest(judge.score, texts, [""], lambda verdict: verdict.raised, lambda _: False)
+
+
+def replaying(
+    judge: JudgeProcess, dialogues: Sequence[Transcript]
+) -> JudgeRequest[Transcript, ReplayedLine]:
+    # A turn to reply to, and one to judge: an environment that fails to do either blames nobody.
+    control = [Transcript([""]), Transcript([""], cut=True)]
+    return JudgeRequest(
+        judge.replay,
+        dialogues,
+        control,
+        lambda line: line.verdict.raised if line.verdict else "",
+        lambda line: line.verdict is None or line.verdict.fault == "reply",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PeersScore(Generic[_Given]):
+    """The prompt and the answers on a peer's texts, or the reason why there are none: `blamed` if
+    the texts did it, else `unjudged`. `seconds` count against the author."""
+
+    prompt: str = ""
+    given: Sequence[_Given] = ()
+    blamed: str = ""
+    unjudged: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class PeersAttempts(Generic[_Sent, _Given]):
+    """The attempts at one group of a peer."""
+
+    judge: JudgeProcess
+    ref: PlainRef
+    asked: JudgeRequest[_Sent, _Given]
+    limits: Limits
+    _past: list[Attempt] = field(default_factory=list)
+    _spent: float = 0.0
+    _slept: float = 0.0
+    _prompt: str = ""
+    _starved: Sequence[_Given] = ()
+    _refused: UnknownTaskError | None = None
+
+    async def score(self) -> PeersScore[_Given]:
+        """Score the texts in one judge after another, until there are rewards or a finding.
+
+        Raises:
+            UnknownTaskError: the task cannot be made here. SlowTaskError: not in time.
+        """
+        while True:
+            is_fresh, start_time = self.judge.fresh, SYSTEM_CLOCK.now()
+            result = await self._try()
+            if not isinstance(result, str):
+                self._spent += SYSTEM_CLOCK.now() - start_time
+                if is_fresh or not any(map(self.asked.flawed, result)):
+                    return PeersScore(self._prompt, result, seconds=self._spent)
+                # Texts of another author may have changed the environment's state in this judge.
+                await self.judge.close()
+                continue
+            if result == "asleep":
+                self._slept += SYSTEM_CLOCK.now() - start_time
+            self._past.append(Attempt(result, is_fresh))
+            step = next_step(self._past)
+            if step is Step.CONTROL:
+                step = next_step(self._past, await self._control_passes())
+            if step is not Step.AGAIN:
+                return self._found(step, result)
+            await self.judge.close()
+            await asyncio.sleep(_PAUSE_SECONDS * 2 ** (len(self._past) - 1))
+
+    async def _try(self) -> Sequence[_Given] | Reason:
+        """The answers of one judge, or the reason why it gave none."""
+        try:
+            (self._prompt,) = await self.judge.derive([self.ref], self.limits.deriving)
+            answers = await self.asked.answer(self.asked.sent, self.limits.scoring)
+        except UnknownTaskError as error:
+            self._refused = error
+            return "own" if self.judge.cramped else "unknown"
+        except JudgeLostError as lost_error:
+            # A judge that was killed by somebody else cost the author what it had used by then.
+            max_seconds = self.limits.deriving + self.limits.scoring
+            if lost_error.reason != "asleep":  # the whole wait counts there
+                self._spent += min(lost_error.processor_seconds, max_seconds)
+            return "own" if self.judge.cramped else lost_error.reason
+        except ChildError:  # no judge can be started now
+            return "own"
+        if not any(self.asked.raised(item) in _STARVED for item in answers):
+            return answers
+        if self.judge.cramped:
+            return "own"
+        if answers == self._starved:
+            return answers  # so it is with these texts
+        self._starved = answers
+        return "starved"
+
+    async def _control_passes(self) -> bool:
+        """Check that a fresh judge does the same for a control text. If the task could not even be
+        made, it need only answer."""
+        has_prompt = bool(self._prompt)
+        await self.judge.close()
+        try:
+            await self.judge.derive([self.ref] if has_prompt else [], self.limits.deriving)
+            if has_prompt:
+                await self.asked.answer(self.asked.control, self.limits.scoring)
+        except (ChildError, UnknownTaskError):
+            return False
+        return not self.judge.cramped
+
+    def _found(self, step: Step, reason: Reason) -> PeersScore[_Given]:
+        """The finding as a value, or as the error of a task that cannot be made."""
+        place = f"{self.ref[2]}/{self.ref[3]}"
+        if step is Step.ASLEEP:  # all others waited for it, so all of it counts
+            return PeersScore(self._prompt, blamed=reason, seconds=self._spent + self._slept)
+        if step is not Step.BLAME:
+            # A busy machine looks like this too, so its author is charged for a part only.
+            waiting_seconds = self.limits.scoring if reason in WAITED else 0.0
+            cause = "own" if step is Step.OWN_FAULT else reason
+            return PeersScore(self._prompt, unjudged=cause, seconds=self._spent + waiting_seconds)
+        if reason == "derive":
+            raise SlowTaskError(
+                f"making the task {place} took too long; leave that family out",
+                2 * self.limits.deriving,  # it was tried twice
+            )
+        if reason == "unknown" and self._refused is not None:
+            raise self._refused
+        if not self._prompt:
+            raise UnknownTaskError(
+                f"making the task {place} ended its process ({reason}); leave that family out"
+            )
+        return PeersScore(self._prompt, blamed=reason, seconds=self._spent)

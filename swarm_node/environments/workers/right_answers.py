@@ -1,0 +1,61 @@
+"""Scores the right answers of tasks, which are this node's own data, and finds those that end their
+judge.
+
+An owner learns from it that a file, its scorer and the prompt's form fit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from swarm_node.environments.workers.fault_attribution import SUSPECT, WAITED
+from swarm_node.environments.workers.processes import JudgeLostError, JudgeProcess
+from swarm_node.environments.workers.retries import Limits
+from swarm_node.environments.workers.scoring_worker import AnswersScored, FailedAnswer, PlainRef
+
+#: Judges that own texts are given while somebody else kills them.
+OWN_TRIES: Final = 6
+
+
+async def answers_scored(
+    judge: JudgeProcess, refs: Sequence[PlainRef], limits: Limits
+) -> AnswersScored:
+    """The right answers of `refs` scored, which are this node's own data. To find one that ends its
+    judge, `refs` are halved; it fails, with the reason.
+
+    Raises:
+        UnknownTaskError: one of the tasks cannot be made.
+        ChildError: no judge can be started.
+    """
+    tries = 1
+    while True:
+        try:
+            return await judge.score_answers(refs, limits.deriving, limits.scoring)
+        except JudgeLostError as error:
+            if error.reason in SUSPECT | WAITED or tries == OWN_TRIES:
+                if len(refs) == 1:
+                    return await _named(judge, refs, limits, f"ends its judge ({error.reason})")
+                break
+        tries += 1
+    middle = len(refs) // 2
+    first = await answers_scored(judge, refs[:middle], limits)
+    second = await answers_scored(judge, refs[middle:], limits)
+    second_failures = [
+        msgspec.structs.replace(failure, index=failure.index + middle) for failure in second.failed
+    ]
+    return AnswersScored(first.known + second.known, [*first.failed, *second_failures])
+
+
+async def _named(
+    judge: JudgeProcess, refs: Sequence[PlainRef], limits: Limits, reason: str
+) -> AnswersScored:
+    """The failed answer of one task, with its place unless naming it ends the judge too."""
+    try:
+        result = await judge.score_answers(refs, limits.deriving, limits.scoring, name=True)
+        (failure,) = result.failed
+    except JudgeLostError:
+        failure = FailedAnswer(0, "", "", "")
+    return AnswersScored(1, [msgspec.structs.replace(failure, why=reason)])
