@@ -80,7 +80,9 @@ class AdminClient:
             place = decoded((self._data / ADDRESS_FILE).read_bytes(), AdminAddress)
         except OSError:
             raise NotRunningError(self._nobody()) from None
-        host = f"[{place.host}]" if ":" in place.host else place.host
+        # It listens on all addresses in a container, which forwards this machine's loopback to it.
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(place.host, place.host)  # noqa: S104
+        host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{place.port}"
 
     def _nobody(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -87,8 +88,9 @@ def serve(
     )
 
     def on_running(port: int, admin_port: int) -> None:
-        typer.echo(f"members  http://{options.listen[0]}:{port}")
-        typer.echo(f"you      http://{options.admin[0]}:{admin_port} with {data / 'admin.token'}")
+        typer.echo(f"serving members at http://{options.listen[0]}:{port}")
+        typer.echo(f"admin API at http://{options.admin[0]}:{admin_port} ({data / 'admin.token'})")
+        typer.echo(f"dashboard: swarm-coordinator open --data {shlex.quote(str(data))}")
 
     async def run() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -158,13 +158,9 @@ async def open_sampler(
         if not policy.rank:
             await sampler.load(policy.path / MODEL, policy.version)
             return sampler
-        with tempfile.TemporaryDirectory(prefix="swarm-node-adapter-") as work:
-            # The sampler looks for a shared base beside the adapter's directory, so that has to be
-            # in one that nobody else can write to.
-            directory = Path(work) / "adapter"
-            directory.mkdir()
-            (directory / ADAPTER_FILE).symlink_to((policy.path / MODEL).absolute())
-            await sampler.load(directory, policy.version)
+        with tempfile.TemporaryDirectory(prefix="swarm-node-adapter-") as directory:
+            (Path(directory) / ADAPTER_FILE).symlink_to((policy.path / MODEL).absolute())
+            await sampler.load(Path(directory), policy.version)
     except BaseException:
         await sampler.close()
         raise

@@ -104,3 +104,13 @@ async def test_promtool_accepts_the_figures(tmp_path: Path) -> None:
         [promtool, "check", "metrics"], input=text.encode(), capture_output=True
     )
     assert (done.returncode, done.stderr) == (0, b""), done.stderr
+
+
+async def test_the_dashboard_of_one_that_listens_everywhere_is_opened_on_loopback(
+    tmp_path: Path,
+) -> None:
+    swarm, data = Swarm(), tmp_path / "c"
+    async with coordinator(data, swarm, Hand(10.0), admin=("0.0.0.0", 0)) as running:
+        opened = await _typed(data, "open", "--print")
+    assert opened.exit_code == 0, opened.output
+    assert f"http://127.0.0.1:{running.admin_port}/#" in opened.output

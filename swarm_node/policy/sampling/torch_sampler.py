@@ -71,11 +71,14 @@ class TorchSampler:
         shape: CacheShape | None = None,
         threads: int | None = None,
         inline: bool = False,
+        shares: bool = False,
     ) -> None:
         """The sampler takes over `model`, which stays on its device. At most `max_rows` completions
         are sampled at once, and no more than fit a cache of `shape`. `threads` is torch's number of
         threads, None for its default. An `inline` sampler computes in the calling thread, with that
-        thread's settings, and blocks it; it is for simulations on a virtual clock."""
+        thread's settings, and blocks it; it is for simulations on a virtual clock. A sampler that
+        `shares` the trainer's base maps the base beside an adapter that it loads. Others look for
+        none, because that directory may be anybody's."""
         if max_rows < 1:
             raise ValueError("max_rows must be positive")
         self._codec = codec
@@ -85,6 +88,7 @@ class TorchSampler:
         self._faults: Counter[str] = Counter()
         self._guest_seconds = 0.0
         self._progress = Progress()
+        self._shares = shares
         self._take(model)
         self._ready = asyncio.Event()
         self._ready.set()
@@ -132,7 +136,7 @@ class TorchSampler:
                 "take a smaller model",
             ) from error
         codec = codec or Codec.from_directory(path)
-        sampler = cls(model, codec, max_rows=max_rows, shape=shape, threads=threads)
+        sampler = cls(model, codec, max_rows=max_rows, shape=shape, threads=threads, shares=shares)
         if shares:
             sampler._ready.clear()
         return sampler
@@ -218,7 +222,8 @@ class TorchSampler:
 
     def _load(self, weights: Path, version: int) -> None:
         if weights.is_dir():
-            self._share(weights.parent)
+            if self._shares:
+                self._share(weights.parent)
             is_replaced = self._adapter.load(load_safetensors(weights / ADAPTER_FILE))
         else:
             self._model.load_hf_state(_read(weights, self._model.embedding.device))
@@ -228,7 +233,7 @@ class TorchSampler:
         self._version = version
 
     def _share(self, directory: Path) -> None:
-        """Compute with the base that the trainer shares in `directory`, if it does."""
+        """Compute with the base that the trainer shares in its `directory`, if it does."""
         if base_index(directory) == self._base:
             return
         self._take(*map_base(directory, self._model.config))

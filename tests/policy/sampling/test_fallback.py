@@ -57,7 +57,10 @@ class Engine(TorchSampler):
         return await super().sample(requests)
 
     async def complete(
-        self, request: SampleRequest, begun: Sequence[Row] = (), cut: asyncio.Event | None = None
+        self,
+        request: SampleRequest,
+        partial_rows: Sequence[Row] = (),
+        stop_event: asyncio.Event | None = None,
     ) -> list[Row]:
         (group,) = await self.sample([request])
         return [
@@ -111,9 +114,9 @@ def with_fallback(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Run a test with a sampler, its engine, and the model that it falls back on."""
 
     async def guarded(**fixtures: Any) -> None:
-        engine = Engine(CausalLM.from_directory(TINY), CODEC)
+        engine = Engine(CausalLM.from_directory(TINY), CODEC, shares=True)
         model = Counting.from_directory(TINY)
-        sampler = FallbackSampler(engine, lambda: TorchSampler(model, CODEC))
+        sampler = FallbackSampler(engine, lambda: TorchSampler(model, CODEC, shares=True))
         assert isinstance(sampler, InterruptibleSampler)
         assert isinstance(sampler, RestingSampler)
         try:

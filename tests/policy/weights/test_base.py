@@ -79,7 +79,7 @@ def test_the_base_of_before_is_let_go_at_once(tmp_path: Path) -> None:
     """Collected as garbage, it would be unmapped at any time: in the middle of a capture too."""
     host, index = trainer(tmp_path, "shared"), tmp_path / "shared" / "base.json"
     model = CausalLM(host.core.model.config, draw=False)
-    sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True)
+    sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True, shares=True)
     asyncio.run(sampler.load(host.published, 0))
     asyncio.run(sampled(sampler))
     before = weakref.ref(sampler._model)
@@ -105,7 +105,7 @@ async def test_a_base_that_is_let_go_is_unmapped_and_sampling_waits_for_the_next
     assert unshared._model is own
     await sampled(unshared)
     model = CausalLM(host.core.model.config, draw=False)
-    sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True)
+    sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True, shares=True)
     await sampler.load(host.published, 0)
     before, base = await sampled(sampler), weakref.ref(sampler._model)
     await sampler.let_go()
