@@ -122,7 +122,7 @@ class BareLoop:
         for (ref, task, prompt), answers in zip(tasks, sampled, strict=True):
             rewards = tuple(score_text(environment, task, each.text).reward for each in answers)
             made = RolloutGroup(ref, policy, answers, rewards)
-            groups.append(VerifiedGroup(b"", "own", Provenance.OWN, made, prompt, rewards, 0))
+            groups.append(VerifiedGroup(b"", "own", Provenance.LOCAL, made, prompt, rewards, 0))
         batch = build_batch(
             groups,
             codec.encode_prompt,

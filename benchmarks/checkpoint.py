@@ -59,7 +59,7 @@ def child(name: str, place: Path, repetitions: int) -> None:
         return rng.integers(0, shape.vocab_size, count).astype(np.uint32)
 
     rows = [
-        TrainRow(tokens(PROMPT), tokens(ANSWER), None, (-1.0) ** n, Provenance.OWN)
+        TrainRow(tokens(PROMPT), tokens(ANSWER), None, (-1.0) ** n, Provenance.LOCAL)
         for n in range(ROWS)
     ]
     batch, published = Batch(tuple(rows)), place / "weights"

@@ -184,7 +184,9 @@ class Learner:
         )
         replies = tuple(tuple(each.replies) for each in dialogues)
         named = f"{ref.seed}/{version}".encode()
-        return VerifiedGroup(named, "own", Provenance.OWN, group, prompt, rewards, version, replies)
+        return VerifiedGroup(
+            named, "own", Provenance.LOCAL, group, prompt, rewards, version, replies
+        )
 
 
 def by_turn(rows: Sequence[TrainRow]) -> list[TrainRow]:

@@ -50,7 +50,7 @@ def batch_of(case: str, vocabulary: int, groups: int, seed: int) -> Batch:
             size = int(min(1 + rng.geometric(1 / mean), LONGEST))
             answer = rng.integers(3, vocabulary, size).astype(np.uint32)
             rows.append(
-                TrainRow(asked, answer, None, (-1.0) ** number, Provenance.OWN, group=group)
+                TrainRow(asked, answer, None, (-1.0) ** number, Provenance.LOCAL, group=group)
             )
     return Batch(tuple(rows))
 

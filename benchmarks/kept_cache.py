@@ -81,7 +81,7 @@ def sample(old: CausalLM, new: CausalLM, new_tokens: int, seed: int, *, kept: bo
             row[PROMPT:].astype(np.uint32),
             said,
             (-1.0) ** place,  # answers that are good and bad by turns
-            Provenance.OWN,
+            Provenance.LOCAL,
         )
         for place, (row, said) in enumerate(zip(text.numpy(), stated, strict=True))
     ]

@@ -112,7 +112,7 @@ class Learner:
 
     def _judged(self, group: RolloutGroup, task: Task, prompt: str) -> VerifiedGroup:
         rewards = tuple(self._environment.score(task, each.text) for each in group.completions)
-        return VerifiedGroup(bytes(34), "own", Provenance.OWN, group, prompt, rewards, 0)
+        return VerifiedGroup(bytes(34), "own", Provenance.LOCAL, group, prompt, rewards, 0)
 
 
 async def learnt(dtype: Precision, seed: int, updates: int, tasks: int) -> Run:

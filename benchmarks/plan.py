@@ -91,7 +91,7 @@ def batch_of(vocabulary: int, tokens: int, row: int = ROW) -> Any:
     rows = rng.integers(3, vocabulary, (tokens // row, row)).astype(np.uint32)
     return Batch(
         tuple(
-            TrainRow(ids[: row // 4], ids[row // 4 :], None, (-1.0) ** n, Provenance.OWN)
+            TrainRow(ids[: row // 4], ids[row // 4 :], None, (-1.0) ** n, Provenance.LOCAL)
             for n, ids in enumerate(rows)
         )
     )

@@ -69,7 +69,7 @@ def scorer(
     @torch.no_grad()
     def score(prompt: str, ids: Sequence[int]) -> NDArray[np.float32]:
         prompt_ids = np.array(codec.encode_prompt(prompt), np.uint32)
-        row = TrainRow(prompt_ids, np.array(ids, np.uint32), None, 1.0, Provenance.KIN)
+        row = TrainRow(prompt_ids, np.array(ids, np.uint32), None, 1.0, Provenance.SAME_MODEL)
         return completion_logprobs(policy, [row], temperature).numpy()
 
     return score
@@ -106,7 +106,7 @@ def honest(rounds: int) -> None:
     ) -> tuple[torch.Tensor, list[int]]:
         pieces = np.split(logp, np.cumsum([row.completion_ids.size for row in rows])[:-1])
         for row, piece in zip(rows, pieces, strict=True):
-            own = row.provenance is Provenance.OWN
+            own = row.provenance is Provenance.LOCAL
             judged.append((own, row.advantage > 0, least_likely(piece)))
         return judge(logp, rows, floors)
 

@@ -121,7 +121,7 @@ def make_rows(rng: Any, lengths: Sequence[int], prompt: int) -> list[Any]:
 
     question = tokens(prompt)
     return [
-        TrainRow(question, tokens(length - prompt), None, (-1.0) ** (n + length), Provenance.OWN)
+        TrainRow(question, tokens(length - prompt), None, (-1.0) ** (n + length), Provenance.LOCAL)
         for n, length in enumerate(lengths)
     ]
 

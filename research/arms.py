@@ -100,7 +100,7 @@ def informative_counts(report: SimulationReport) -> tuple[float, float]:
     for what peers did not send in time. With a filter all groups trained on are informative.
     """
     rounds, experience = report.rounds, report.settings["experience"]
-    own, external = experience["own"], experience["external"]
+    own, external = experience["local"], experience["external"]
     size = 2 * own if external == "auto" else own + external
     if report.settings["plan"].get("filtered"):
         return report.informative_per_update, float(size)

@@ -163,7 +163,7 @@ def _best_place(means: HostileParts, prompt: str, answer: str) -> str:
 
     def unlikely(template: str) -> float:
         ids = _completion(means.model, template.format(a=answer)).token_ids
-        row = TrainRow(prompt_ids, ids, None, 1.0, Provenance.KIN)
+        row = TrainRow(prompt_ids, ids, None, 1.0, Provenance.SAME_MODEL)
         return least_likely(completion_logprobs(model, [row], 1.0).detach().numpy())[-1]
 
     return max(_HIDING_PLACES, key=unlikely)
@@ -251,7 +251,7 @@ def _log_likelihoods(model: SimulatedModel, pairs: Sequence[tuple[str, str]]) ->
             _completion(model, answer).token_ids,
             None,
             1.0,
-            Provenance.KIN,
+            Provenance.SAME_MODEL,
         )
         for prompt, answer in pairs
     ]
@@ -275,7 +275,9 @@ def _withheld(means: HostileParts, honest: Scored) -> Scored | None:
 
 
 def _copier(means: HostileParts, honest: Scored) -> Scored | None:
-    received = [row for row in means.storage.live(1 << 30) if row.provenance is not Provenance.OWN]
+    received = [
+        row for row in means.storage.live(1 << 30) if row.provenance is not Provenance.LOCAL
+    ]
     if not received:
         return None
     verified = restored_group(means.rng.choice(received))

@@ -72,7 +72,7 @@ class SupervisedTrainer:
             np.asarray(answer, np.uint32),
             None,
             1.0,
-            Provenance.OWN,  # nothing of a peer's that could be left out for being unlikely
+            Provenance.LOCAL,  # nothing of a peer's that could be left out for being unlikely
             None,
             0,
         )

@@ -34,11 +34,11 @@ class Finish(StrEnum):
 class Provenance(StrEnum):
     """The origin of a group, which decides how it is corrected for being off-policy."""
 
-    OWN = "own"
-    KIN = (
-        "kin"  # another node, same base model and tokenizer: token ids and log-probs mean the same
-    )
-    FOREIGN = "foreign"  # another tokenizer or model: only text and reward carry over
+    LOCAL = "local"
+    #: Another node, with the same base model and tokenizer: token ids and log-probs mean the same.
+    SAME_MODEL = "same_model"
+    #: Another tokenizer or model: only text and reward carry over.
+    CROSS_MODEL = "cross_model"
 
 
 @dataclass(frozen=True, slots=True, order=True)

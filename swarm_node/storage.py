@@ -37,7 +37,7 @@ MAX_DATABASE_BYTES = MAX_STORED_BYTES + WAL_BYTES
 _GROUP_COLUMNS = "id, author, epoch, seq, provenance, blob, prompt, rewards, arrived, uses"
 #: The first layout that has to stay readable. Other tables, or another format of the sealed groups
 #: in them, take another number.
-LAYOUT = 5
+LAYOUT = 6
 _TABLES = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE groups (
@@ -82,7 +82,7 @@ _PRUNE = (
     *(
         f"DELETE FROM groups WHERE {kind} AND arrival <= (SELECT arrival FROM groups "  # noqa: S608 - constants
         f"WHERE {kind} ORDER BY arrival DESC LIMIT 1 OFFSET :{limit})"
-        for kind, limit in (("provenance = 'own'", "own"), ("provenance <> 'own'", "received"))
+        for kind, limit in (("provenance = 'local'", "own"), ("provenance <> 'local'", "received"))
     ),
     "DELETE FROM groups WHERE arrival IN (SELECT arrival FROM (SELECT arrival, "
     "sum(size) OVER (ORDER BY arrival DESC) AS held FROM groups) WHERE held > :bytes)",

@@ -95,7 +95,7 @@ def verified(
         completions = [completion([0])] * len(rewards)
     newest = max((span.version for each in completions for span in each.spans), default=0)
     if provenance is None:
-        provenance = Provenance.OWN if author == "me" else Provenance.KIN
+        provenance = Provenance.LOCAL if author == "me" else Provenance.SAME_MODEL
     return VerifiedGroup(
         id=name.encode() if isinstance(name, str) else name,
         author=author,
@@ -122,7 +122,7 @@ def train_rows(count: int = 6) -> list[TrainRow]:
             rng.integers(0, 63, 3 + 2 * (n % 4)).astype(np.uint32),
             None,
             (-1.0) ** n * (1 + n / 10),
-            Provenance.OWN,
+            Provenance.LOCAL,
         )
         for n in range(count)
     ]

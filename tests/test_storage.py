@@ -21,7 +21,7 @@ from swarm_node.storage import KnownPeer, Storage, StoredGroup, WindowRow
 
 
 def group(
-    epoch: int, seq: int, provenance: Provenance = Provenance.OWN, author: str = "me"
+    epoch: int, seq: int, provenance: Provenance = Provenance.LOCAL, author: str = "me"
 ) -> StoredGroup:
     return StoredGroup(
         id=f"{author}/{epoch}/{seq}".encode().ljust(34, b"."),
@@ -37,7 +37,7 @@ def group(
 
 
 def received(seq: int, author: str = "peer") -> tuple[StoredGroup, WindowRow]:
-    return group(9, seq, Provenance.KIN, author), WindowRow(
+    return group(9, seq, Provenance.SAME_MODEL, author), WindowRow(
         author, 9, seq, bytes([seq % 256]) * 128
     )
 
@@ -141,7 +141,7 @@ def test_a_database_of_an_older_layout_is_refused_and_left_as_it_is(
         old.execute("INSERT INTO meta VALUES ('epoch', 5000)")
         old.execute(f"PRAGMA user_version = {layout}")
         old.commit()
-    with pytest.raises(HomeError, match=f"has layout {layout}, .* reads layout 5 only: move it"):
+    with pytest.raises(HomeError, match=f"has layout {layout}, .* reads layout 6 only: move it"):
         Storage(path)
     with contextlib.closing(sqlite3.connect(path)) as old:
         assert old.execute("PRAGMA user_version").fetchone() == (layout,)
@@ -152,7 +152,7 @@ def test_layout_5_has_these_columns(path: Path) -> None:
     """Every later version reads it: other columns want another number, and a conversion."""
     Storage(path).close()
     with contextlib.closing(sqlite3.connect(path)) as db:
-        assert db.execute("PRAGMA user_version").fetchone() == (5,)
+        assert db.execute("PRAGMA user_version").fetchone() == (6,)
         found = db.execute(
             "SELECT m.name, group_concat(c.name, ' ') FROM sqlite_master m, "
             "pragma_table_info(m.name) c WHERE m.type = 'table' GROUP BY m.name"

@@ -32,7 +32,7 @@ class StorageMachine(RuleBasedStateMachine):
     def publish(self, count: int) -> None:
         entries = []
         for seq in range(self.head + 1, self.head + 1 + count):
-            row = _group("me", self.storage.epoch, seq, Provenance.OWN)
+            row = _group("me", self.storage.epoch, seq, Provenance.LOCAL)
             entries.append((row, b"entry %d" % seq))
             self.groups[row.id] = row
             self.log[seq] = row.id
@@ -42,7 +42,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(author=st.sampled_from(["a", "b"]), seq=st.integers(1, 12))
     def accept(self, author: str, seq: int) -> None:
-        row = _group(author, 1, seq, Provenance.KIN)
+        row = _group(author, 1, seq, Provenance.SAME_MODEL)
         window = WindowRow(author, 1, seq, bytes([seq]) * 128)
         is_new = row.id not in self.groups
         assert self.storage.accept(row, window) is is_new
@@ -78,7 +78,7 @@ class StorageMachine(RuleBasedStateMachine):
     def prune(self, keep_log: int, keep_received: int) -> None:
         self.storage.prune(keep_log, keep_received)
         for own, keep in ((True, keep_log), (False, keep_received)):
-            held = [i for i, g in self.groups.items() if (g.provenance is Provenance.OWN) is own]
+            held = [i for i, g in self.groups.items() if (g.provenance is Provenance.LOCAL) is own]
             for identifier in held[: max(0, len(held) - keep)]:
                 del self.groups[identifier]
                 self.retired.discard(identifier)

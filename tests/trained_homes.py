@@ -27,7 +27,9 @@ def rows() -> Batch:
     prompt = np.array(codec.encode_prompt("What is 1 + 1?"), np.uint32)
     return Batch(
         tuple(
-            TrainRow(prompt, rng.integers(4, 270, 6).astype(np.uint32), None, sign, Provenance.OWN)
+            TrainRow(
+                prompt, rng.integers(4, 270, 6).astype(np.uint32), None, sign, Provenance.LOCAL
+            )
             for sign in (1.0, -1.0, 1.0)
         )
     )

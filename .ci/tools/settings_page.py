@@ -71,7 +71,7 @@ def _first_line(model: object) -> str:
 
 
 def _row(key: SettingRow) -> str:
-    default = "of the user: `swarm-node config`" if key.name == "home" else _default(key.default)
+    default = "per user: see `swarm-node config`" if key.name == "home" else _default(key.default)
     when = "at once" if key.at_once else "at a start"
     cells = (f"`{key.name}`", _cell(key.choices), default, when, _cell(key.description))
     return f"| {' | '.join(cells)} |\n"

@@ -84,7 +84,7 @@ def _main(
 def demo(
     nodes: Annotated[int, typer.Option(min=2, max=9, help="Node processes.")] = 3,
     minutes: Annotated[
-        float | None, typer.Option(min=0.5, max=120, help="How long: 3, with a model 15.")
+        float | None, typer.Option(min=0.5, max=120, help="Minutes to run: 3, or 15 with --model.")
     ] = None,
     report: Annotated[Path, typer.Option(help="Directory of the report.")] = (Path("demo-report")),
     sampler: SamplerOption = None,
@@ -298,7 +298,7 @@ def identify(
 def status(
     home: HomeOption = None,
     json: JsonOption = False,
-    healthy: Annotated[bool, typer.Option(help="Only the state; 0 if it runs.")] = False,
+    healthy: Annotated[bool, typer.Option(help="State only; exit code 0 if it runs.")] = False,
 ) -> None:
     """Show the health of the running node, its metrics, and its eval reward over time.
 

@@ -30,7 +30,7 @@ ConfigOption = Annotated[
 ]
 ModelOption = Annotated[
     str | None,
-    typer.Option(help="tiny, qwen2.5-0.5b …, a hub id, a directory. [SWARM_NODE_MODEL]"),
+    typer.Option(help="tiny …, a hub id, a directory or GGUF file. [SWARM_NODE_MODEL]"),
 ]
 TicketOption = Annotated[
     str | None,

@@ -50,7 +50,7 @@ class Network(Table):
     poll_seconds: Seconds = Field(
         2.0,
         le=30,  # peers refuse a heartbeat after fifteen minutes: members.MAX_HEAD_SECONDS
-        description="Seconds between requests to peers for new groups; ten times that: heartbeats.",
+        description="Seconds between polls for new groups; ten times as long between heartbeats.",
     )
     coordinator: str = Field(
         "", pattern=rf"^({COORDINATOR_URL})?$", description="URL of a coordinator to ask for peers."
@@ -109,7 +109,7 @@ class Sampling(Table):
         24,
         ge=1,
         le=32_768,
-        description="Longest completion; a pretrained model: 512, of preset graded 24.",
+        description="Longest completion, in tokens; pretrained: 512, with preset graded 24.",
     )
     temperature: float = Field(
         1.0, gt=0, le=10, description="Softmax temperature; a pretrained model: 0.7."
@@ -140,7 +140,7 @@ class Experience(Table):
     )
     external_correction: Literal["positive_only", "none", "importance_sampling"] = Field(
         "positive_only",
-        description="External rollouts: those with a positive advantage, all (SAPO), or weighted.",
+        description="External rollouts to train on: positive advantage; all (SAPO); all, weighted.",
     )
 
 
@@ -163,22 +163,22 @@ class Training(Table):
     optimizer: OptimizerName = Field("adamw", description="adamw8bit: moments in eight bits.")
     dtype: DtypeName = Field(
         "auto",
-        description="dtype of matrix products; auto: the GPU's fastest; measured on a CPU.",
+        description="dtype of matrix products; auto: the fastest here (on a CPU, as measured).",
     )
     lora_rank: int = Field(
         0,
         ge=0,
         le=1024,
-        description="LoRA rank; 0: full fine-tuning; unset: that if it fits, else 32; on a CPU 16.",
+        description="LoRA rank; 0: full fine-tuning. Not set: 0 if it fits, else 32, on a CPU 16.",
     )
     base: Literal["auto", "whole", "nf4", "own"] = Field(
         "auto",
-        description="LoRA's base model; nf4: 4-bit; auto: nf4 if needed; own: auto, not shared.",
+        description="LoRA's base: whole, nf4 (4-bit), auto (nf4 if needed), own (auto, unshared).",
     )
 
 
 class Run(Table):
-    """Run of a node: length, directories, and intervals of measuring and saving."""
+    """Length, intervals of measuring and saving, device and processes."""
 
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of this node's choices.")
     max_steps: int = Field(
@@ -220,7 +220,7 @@ class Run(Table):
     trainer_hosts: str = Field(
         "",
         pattern=f"^({HOSTS})$",
-        description="HOST:PORT*K: K hosts train together and meet here; none: this one alone.",
+        description="HOST:PORT*K: rendezvous of K hosts that train together; empty: this one only.",
     )
 
     track: Literal["", "tensorboard", "wandb", "trackio"] = Field(
@@ -272,7 +272,8 @@ class Settings(Table):
 
     home: Path = Field(default_factory=default_home, description="The data directory.")
     model: Text = Field(
-        "tiny", description="tiny, tiny-talk, qwen2.5-0.5b, …, a hub id, or a directory."
+        "tiny",
+        description="tiny, tiny-talk, qwen2.5-0.5b, …, a hub id, a directory or a GGUF file.",
     )
     ticket: SecretStr | None = Field(
         None, description="A ticket; better @FILE, which reads it from a file (@-: standard input)."

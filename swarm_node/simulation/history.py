@@ -104,15 +104,15 @@ class RoundHistory:
         self.drawn.append(len(outcomes))
         self.informative.append(sum(outcome.mixed for outcome in outcomes))
         origins = [outcome.provenance for outcome in outcomes]
-        self.external.append(len(origins) - origins.count(Provenance.OWN))
-        self.foreign.append(origins.count(Provenance.FOREIGN))
+        self.external.append(len(origins) - origins.count(Provenance.LOCAL))
+        self.foreign.append(origins.count(Provenance.CROSS_MODEL))
         self.made.append(len(new_outcomes))
         self.mixed.append(sum(outcome.mixed for outcome in new_outcomes))
         self.past.append(sum(replay_flags))
         for outcome, is_replay in zip(outcomes, replay_flags, strict=True):
             if is_replay:
                 continue
-            is_local = outcome.provenance is Provenance.OWN
+            is_local = outcome.provenance is Provenance.LOCAL
             lags = self.own_lags if is_local else self.peers_lags
             lags.append(self._version - outcome.version)
         self._version = version

@@ -134,7 +134,7 @@ def _open(place: Path) -> None:
 
 
 def _row(author: str, epoch: int, seq: int) -> StoredGroup:
-    provenance = Provenance.OWN if author == "me" else Provenance.KIN
+    provenance = Provenance.LOCAL if author == "me" else Provenance.SAME_MODEL
     blob = random.Random(f"{author} {epoch} {seq}").randbytes(9000)
     identifier = content_id(blob)
     return StoredGroup(identifier, author, epoch, seq, provenance, blob, "q", (0.0, 1.0), 0)

@@ -150,14 +150,14 @@ def _check_storage(storage: Storage, ledger: Acknowledged, place: Path) -> None:
     for names, keep in ((ledger.published, KEEP_OWN), (ledger.accepted, KEEP_RECEIVED)):
         for name in names[-keep + 3 :]:
             assert storage.blob(bytes.fromhex(name)) is not None, "an acknowledged group is lost"
-    query = "SELECT count(*) FROM groups WHERE provenance = 'own' AND epoch = ?"
+    query = "SELECT count(*) FROM groups WHERE provenance = 'local' AND epoch = ?"
     _, head, left_out, listed = storage.announcements(storage.epoch, 0, 1000)
     assert left_out + len(listed) == storage._rows(query, storage.epoch)[0][0], "log and groups"
     assert head >= max((seq for epoch, seq in ledger.numbers if epoch == storage.epoch), default=0)
     # What was stored and not acknowledged counts among the newest from now on.
     query = "SELECT id FROM groups WHERE provenance = ? ORDER BY arrival"
-    ledger.published = [each[0].hex() for each in storage._rows(query, "own")]
-    ledger.accepted = [each[0].hex() for each in storage._rows(query, "kin")]
+    ledger.published = [each[0].hex() for each in storage._rows(query, "local")]
+    ledger.accepted = [each[0].hex() for each in storage._rows(query, "same_model")]
     windows = {row.author: row.high for row in storage.windows()}
     for author, high in ledger.high.items():
         assert high <= windows[author] <= high + 1, "a window went back or ahead"

@@ -129,7 +129,7 @@ class NodeLife:
         first, epoch = self._storage.next_seq(), self._storage.epoch
         count = self._rng.randrange(1, 4)
         rows = [
-            self._group("me", epoch, seq, Provenance.OWN) for seq in range(first, first + count)
+            self._group("me", epoch, seq, Provenance.LOCAL) for seq in range(first, first + count)
         ]
         self._storage.publish([(row, b"announced") for row in rows])
         self._say("published", [(row.id.hex(), epoch, row.seq) for row in rows])
@@ -138,7 +138,7 @@ class NodeLife:
     def _accept(self) -> None:
         author = self._rng.choice("ab")
         seq = self._seen.get(author, 0) + 1
-        row = self._group(author, 1, seq, Provenance.KIN)
+        row = self._group(author, 1, seq, Provenance.SAME_MODEL)
         self._storage.accept(row, WindowRow(author, 1, seq, bytes(128)))
         self._seen[author] = seq
         self._say("accepted", author, seq, row.id.hex())

@@ -90,7 +90,7 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
                 task = own if group.seed == own.seed else other
                 assert [answer.text for answer in group.answers] == [right(task), "?"]
                 assert [answer.reward for answer in group.answers] == [1.0, 0.0]
-                assert (group.provenance, group.age) == ("kin", 0)
+                assert (group.provenance, group.age) == ("same_model", 0)
             assert second.status().groups.trained_external == 2
             (peer,) = second.peers()
             assert (peer.name, peer.standing) == ("owner", "member")

@@ -124,7 +124,7 @@ def test_trl_learns_a_family_that_it_never_samples_and_peers_get_its_groups(
         assert done.returncode == 0, done.stderr[-2000:]
         drawn = peer.draw(4, wait=10.0)
         assert {group.family for group in drawn} == {"sorting"}
-        assert {group.provenance for group in drawn} == {"kin"}
+        assert {group.provenance for group in drawn} == {"same_model"}
     before = held_out("doubling", None)
     after = held_out("doubling", tmp_path / "trained" / "model.safetensors")
     assert after >= before + 0.1, f"{before} before, {after} after"

@@ -95,7 +95,7 @@ def largest_gap(model: CausalLM, group: Sequence[Completion]) -> float:
     """Of the sampled log-probs to what `model` says."""
     prompt, gaps = np.asarray(ASKED.prompt_ids, np.uint32), []
     for one in group:
-        row = TrainRow(prompt, one.token_ids, None, 1.0, Provenance.OWN)
+        row = TrainRow(prompt, one.token_ids, None, 1.0, Provenance.LOCAL)
         gaps.append(np.abs(completion_logprobs(model, [row], 1.0).numpy() - one.logprobs).max())
     return float(max(gaps))
 
@@ -105,7 +105,7 @@ def signed(group: Sequence[Completion]) -> Batch:
     prompt = np.asarray(ASKED.prompt_ids, np.uint32)
     return Batch(
         tuple(
-            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** n, Provenance.OWN)
+            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** n, Provenance.LOCAL)
             for n, one in enumerate(group)
         )
     )

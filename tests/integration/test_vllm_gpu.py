@@ -67,7 +67,7 @@ def serve(plan: EnginePlan, body: Callable[[VllmSampler], Awaitable[None]]) -> N
 @torch.no_grad()
 def gap(model: CausalLM, group: tuple[Completion, ...]) -> float:
     prompt = np.asarray(ASKED.prompt_ids, np.uint32)
-    rows = [TrainRow(prompt, one.token_ids, None, 0.0, Provenance.OWN) for one in group]
+    rows = [TrainRow(prompt, one.token_ids, None, 0.0, Provenance.LOCAL) for one in group]
     said = completion_logprobs(model, rows, 1.0).cpu().numpy()
     return float(np.abs(said - np.concatenate([one.logprobs for one in group])).mean())
 
@@ -131,7 +131,7 @@ def test_adapters_are_swapped_in_place(tmp_path: Path, base: BaseName) -> None:
         (group,) = await sampler.sample([ASKED])
         prompt = np.asarray(ASKED.prompt_ids, np.uint32)
         rows = [
-            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** place, Provenance.OWN)
+            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** place, Provenance.LOCAL)
             for place, one in enumerate(group)
         ]
         result = host.update(Batch(tuple(rows)))

@@ -57,7 +57,7 @@ def largest_gap(model: CausalLM, group: Sequence[Completion]) -> float:
     """Of the sampled log-probs to what `model` says."""
     gaps = []
     for one in group:
-        row = TrainRow(PROMPT, one.token_ids, None, 1.0, Provenance.OWN)
+        row = TrainRow(PROMPT, one.token_ids, None, 1.0, Provenance.LOCAL)
         gaps.append(np.abs(completion_logprobs(model, [row], 1.0).numpy() - one.logprobs).max())
     return float(max(gaps))
 
@@ -84,7 +84,7 @@ def test_each_process_takes_its_part_of_weights_and_adapters(tmp_path: Path) -> 
         result = host.update(
             Batch(
                 tuple(
-                    TrainRow(PROMPT, one.token_ids, one.logprobs, (-1.0) ** n, Provenance.OWN)
+                    TrainRow(PROMPT, one.token_ids, one.logprobs, (-1.0) ** n, Provenance.LOCAL)
                     for n, one in enumerate(group)
                 )
             )

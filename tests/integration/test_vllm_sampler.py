@@ -164,7 +164,7 @@ def recomputed(
 ) -> np.ndarray:
     """What the trainer says of a completion, f32[T]."""
     prompt = np.asarray(asked.prompt_ids, np.uint32)
-    row = TrainRow(prompt, completion.token_ids, None, 0.0, Provenance.OWN)
+    row = TrainRow(prompt, completion.token_ids, None, 0.0, Provenance.LOCAL)
     return completion_logprobs(model, [row], temperature).numpy()
 
 
@@ -595,7 +595,7 @@ def signed(asked: SampleRequest, group: Sequence[Completion]) -> Batch:
     prompt = np.asarray(asked.prompt_ids, np.uint32)
     return Batch(
         tuple(
-            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** place, Provenance.OWN)
+            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** place, Provenance.LOCAL)
             for place, one in enumerate(group)
         )
     )

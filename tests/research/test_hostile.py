@@ -123,7 +123,7 @@ def test_hidden_words_stand_where_the_first_policy_finds_them_likeliest(
 
     def least(text: str) -> float:
         ids = np.array([*codec.encode_answer(text), codec.eos_id], np.uint32)
-        row = TrainRow(prompt, ids, None, 1.0, Provenance.KIN)
+        row = TrainRow(prompt, ids, None, 1.0, Provenance.SAME_MODEL)
         return least_likely(completion_logprobs(model, [row], 1.0).detach().numpy())[-1]
 
     found = [least(place.format(a=answer)) for place in _HIDING_PLACES]

@@ -18,7 +18,7 @@ def stored(rewards: tuple[float, ...]) -> StoredGroup:
     body = pack_group(verified(rewards=rewards).group, epoch=1, seq=1, created_ms=0)
     swarm = Swarm()
     blob = seal(swarm.member(1).identity, swarm.info.swarm_id, Kind.ROLLOUT, body)
-    return StoredGroup(content_id(blob), "me", 1, 1, Provenance.OWN, blob, "q", rewards, 0)
+    return StoredGroup(content_id(blob), "me", 1, 1, Provenance.LOCAL, blob, "q", rewards, 0)
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,8 @@ def restore(
     """Restore a backup into a new home.
 
     The home must not be in use: nothing is overwritten. Every file is checked against its digest
-    before the first one is put in place. The node starts a new epoch of its log, so it repeats no
-    number that it used after the backup. Never run the old home and the restored one at once: both
+    before the first one is put in place. The node starts a new epoch of its log, so it reuses no
+    sequence number from after the backup. Never run the old home and the restored one at once: both
     would sign as the same peer.
     """
     from swarm_node.node.home.backup import restore as restore_home

@@ -71,8 +71,8 @@ def doctor(
     is impossible.
 
     With `--network`, a running node asks members how they reach it: directly, through
-    a relay, or not at all, and why. Without one, the nodes that the ticket names
-    or that it knew, and the coordinator, are tried.
+    a relay, or not at all, and why. If no node runs, the nodes that the
+    ticket names or that it knew, and the coordinator, are tried.
 
     `--json` also describes the machine, so that `plan --facts FILE` and
     `doctor --facts FILE` judge it elsewhere.

@@ -55,7 +55,7 @@ def check(
     """Check an environment before a node trains on it; exit code 1 if something is wrong.
 
     It must import, derive the same tasks in every process, and score the same answer the same. The
-    right answer of every row must score 1. What a model answers right says whether it can learn
+    right answer of every row must score 1. What a model gets right tells whether it can learn
     there. `--set environment.options.KEY=VALUE` gives options.
     """
     flags = task_flags(name, None, None, question, answer, choices, accept)

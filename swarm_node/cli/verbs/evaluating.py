@@ -32,7 +32,9 @@ def evaluate(
     ] = None,
     completions: Annotated[int, typer.Option(min=1, max=64, help="Of each task.")] = 4,
     k: Annotated[int | None, typer.Option(min=1, help="Of pass@k; default --completions.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most tasks of each part.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of tasks from each split.")
+    ] = None,
     model: Annotated[str | None, typer.Option(help="The base of the checkpoints.")] = None,
     home: HomeOption = None,
     config: ConfigOption = None,

@@ -33,11 +33,10 @@ def peers(
 
     Each row has the name of the peer's ticket, the other end of its direct link, or the relay, the
     shortest recent time from a request to its reply, bytes of requests and replies since the start
-    (without the network's own), its policy version, and when it was last seen. Reasons follow below
-    the table, and how peers reach this node. --groups adds groups accepted and sent, the peer's
-    fraction of the groups trained on, and its useful fraction (95% lower bound). `--json` has whole
-    ids and every field.
-    """
+    (without encryption, TCP and the DHT), its policy version, and when it was last seen. Reasons
+    follow below the table, and how peers reach this node. --groups adds groups accepted and sent,
+    the peer's fraction of the groups trained on, and its useful fraction (95% lower bound).
+    `--json` has whole ids and every field. """
     snapshot = ask(home, lambda client: client.status())
     from swarm_node.cli.views.peers_view import peers_view
     from swarm_node.node.metrics.snapshot import SCHEMA
@@ -70,8 +69,8 @@ def ping(
     """Ping a peer of the running node: a line says how it was reached, and the round trip.
 
     A ping is a request for one peer record, over the link that the node uses for everything else;
-    the time includes the peer's work. Pings are a second apart. A peer that is not connected is
-    tried first. The exit code is 1 if no ping was answered, or with --until-direct none directly.
+    the time includes the peer's work. Pings are a second apart. To a peer without a link, it
+    first opens one. The exit code is 1 if no ping was answered, or with --until-direct none directly.
     """
     snapshot, names = ask(home, lambda client: client.status()), _given_names(home)
     peer_id, name = meant_peer(peer, snapshot, names)
@@ -159,7 +158,7 @@ def _summary(reports: list[PingReport], name: str) -> Iterator[str]:
     text = f"{name} answered {len(trips)} of {len(reports)} pings"
     if trips:
         figures = min(trips), sum(trips) / len(trips), max(trips)
-        text += ": least {}, mean {}, most {} ms".format(*map(milliseconds, figures))
+        text += ": min {}, mean {}, max {} ms".format(*map(milliseconds, figures))
     yield text
     cause = reports[-1].why if reports and not trips else None
     if cause is not None and cause.remedy:

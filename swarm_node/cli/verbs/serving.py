@@ -49,7 +49,8 @@ def serve(
     A running node already serves its newest version: this prints address and key, for `eval
     "$(swarm-node serve)"` in a shell. With --host, --port or a key, it forwards requests to the
     node until Ctrl-C, so that address and key survive restarts of the node. Without a running node,
-    or with --checkpoint, it serves a saved checkpoint until Ctrl-C. The key opens only these paths.
+    or with --checkpoint, it serves a saved checkpoint until Ctrl-C. The key is valid for
+    these paths only.
     """
     is_stored = any(option is not None for option in (checkpoint, model))
     has_endpoint = any(option is not None for option in (host, port, api_key, api_key_file))

@@ -13,7 +13,9 @@ from swarm_node.errors import ConfigError
 NodesOption = Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Steps of each node.")]
 DelayOption = Annotated[str, typer.Option(help="Virtual delay: LO,HI seconds.")]
-LossOption = Annotated[float, typer.Option(min=0, max=1, help="Fraction of messages lost.")]
+LossOption = Annotated[
+    float, typer.Option(min=0, max=1, help="Network loss: fraction of messages lost.")
+]
 CorrectionOption = Annotated[
     str | None, typer.Option(help="positive_only, none or importance_sampling.")
 ]
@@ -30,7 +32,9 @@ def simulate(
     report: Annotated[
         Path | None, typer.Option(help="Directory for report.json and learning.png.")
     ] = None,
-    specialised: Annotated[int, typer.Option(min=0, help="Families of a node; 0: all.")] = 0,
+    specialised: Annotated[
+        int, typer.Option(min=0, help="Families that each node samples; 0: all.")
+    ] = 0,
     model: Annotated[
         list[str] | None,
         typer.Option(help="tiny, or a directory; several are dealt to the nodes."),

@@ -21,8 +21,8 @@ _POLL_SECONDS = 0.3
 def samples(home: HomeOption = None, json: JsonOption = False) -> None:
     """Show completions of the running node and its peers, with their rewards.
 
-    Of each family: the first own answer since the start, the newest one, and the newest that a peer
-    gave right. Nothing in an answer can write into the terminal.
+    For each family: the first local completion since the start, the newest one, and the newest
+    correct one of a peer. Control characters in completions never reach the terminal.
     """
 
     async def both(client: Any) -> Any:
@@ -62,7 +62,7 @@ def logs(
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many at first.")] = 50,
     json: JsonOption = False,
 ) -> None:
-    """Show the log of this home's node, running or not."""
+    """Show the log of this data directory's node, running or not."""
     from swarm_node.durable import Journal
     from swarm_node.program.logs import MAX_LOG_BYTES, line_of
 

@@ -398,15 +398,15 @@ def check_rewards(
 def drawn_record(codec: Codec, group: VerifiedGroup, version: int) -> DrawnGroup:
     """Make the record of a peer's group at policy `version`. Answers of other models are encoded in
     this model's tokens."""
-    kin = group.provenance is Provenance.KIN
+    same_model = group.provenance is Provenance.SAME_MODEL
     answers = []
     for completion, reward in zip(group.group.completions, group.rewards, strict=True):
         is_finished = completion.finish is Finish.STOP
-        if kin:
+        if same_model:
             ids = tuple(completion.token_ids.tolist())
         else:
             ids = (*codec.encode_answer(completion.text), *([codec.eos_id] if is_finished else []))
-        logprobs = tuple(completion.logprobs.tolist()) if kin else None
+        logprobs = tuple(completion.logprobs.tolist()) if same_model else None
         answers.append(DrawnAnswer(completion.text, ids, reward, is_finished, logprobs))
     return DrawnGroup(
         family=group.group.task.family,
@@ -414,7 +414,7 @@ def drawn_record(codec: Codec, group: VerifiedGroup, version: int) -> DrawnGroup
         question=group.prompt,
         prompt_ids=codec.encode_prompt(group.prompt),
         answers=tuple(answers),
-        provenance="kin" if kin else "foreign",
+        provenance="same_model" if same_model else "cross_model",
         age=max(0, version - group.arrived),
         author=group.author,
     )

@@ -48,7 +48,7 @@ class AdoptedWords:
         for group in groups:
             for completion in group.group.completions:
                 text = "\n".join(completion.said)
-                if group.provenance is Provenance.OWN:
+                if group.provenance is Provenance.LOCAL:
                     self._say(words(text))
                 else:
                     self._hear(words(text), group.author)

@@ -31,7 +31,7 @@ class DrawnAnswer(msgspec.Struct, frozen=True):
 
 class DrawnGroup(msgspec.Struct, frozen=True):
     """Answers of a peer to one task, with what this node derived from the task. `provenance` is
-    "kin" for a peer that trains the same model, "foreign" for another one. `age` counts the
+    "same_model" for a peer that trains the same model, else "cross_model". `age` counts the
     versions of this program's policy since the group arrived, `author` is a peer id."""
 
     family: str
@@ -39,7 +39,7 @@ class DrawnGroup(msgspec.Struct, frozen=True):
     question: str
     prompt_ids: tuple[int, ...]
     answers: tuple[DrawnAnswer, ...]
-    provenance: Literal["kin", "foreign"]
+    provenance: Literal["same_model", "cross_model"]
     age: int
     author: str
 

@@ -45,10 +45,10 @@ _DAY = 86_400
 _WARN_DAYS = 14
 #: All subjects in the order in which they are shown.
 _SUBJECTS = (
-    *("python", "home", "gpu", "device", "numbers", "sampler", "compiler", "memory", "model"),
-    *("shared", "disk", "environment", "clock", "stack", "port", "ticket", "membership"),
+    *("python", "home", "gpu", "device", "dtype", "sampler", "compiler", "memory", "model"),
+    *("shm", "disk", "environment", "clock", "backend", "port", "ticket", "membership"),
 )
-_OF_MODEL = frozenset({"numbers", "sampler", "compiler", "model", "shared", "disk"})
+_OF_MODEL = frozenset({"dtype", "sampler", "compiler", "model", "shm", "disk"})
 _ON_CPU = "the CPU with `--set run.device=cpu`"
 #: The first NVIDIA driver for each major version of CUDA.
 _DRIVERS = {12: 525, 13: 580}
@@ -102,7 +102,7 @@ def examine_fit(
     sampler = _sampler(
         facts, settings.sampling.engine, model_fit.where.device, lambda: model_fit.engine
     )
-    numbers = [Finding("numbers", "ok", model_fit.numbers)] if model_fit.numbers else []
+    numbers = [Finding("dtype", "ok", model_fit.numbers)] if model_fit.numbers else []
     model = _model(facts, settings.model, shape, model_fit, gpu)
     return _completed(examination.findings, [*numbers, *sampler, *model])
 
@@ -352,15 +352,15 @@ def _noticed(better: Plan, plan: Plan) -> bool:
 def _shared(facts: Facts, need: int) -> Finding:
     purpose = f"{amount(need)} for the weights on their way to the sampler"
     if facts.shared is not None and facts.shared >= need:
-        return Finding("shared", "ok", f"{amount(facts.shared)} of /dev/shm free, {purpose}")
+        return Finding("shm", "ok", f"{amount(facts.shared)} of /dev/shm free, {purpose}")
     shortage = "no /dev/shm" if facts.shared is None else f"{amount(facts.shared)} of /dev/shm free"
     remedy = "give a container more, such as `--shm-size 16g`"
     if facts.temporary >= need:
         level: Level = "ok" if facts.shared is None else "warning"
         text = f"{shortage}: {purpose} go through the disk (TMPDIR)"
-        return Finding("shared", level, text, "" if level == "ok" else remedy)
+        return Finding("shm", level, text, "" if level == "ok" else remedy)
     text = f"{shortage} and {amount(facts.temporary)} for temporary files, and {purpose} are needed"
-    return Finding("shared", "error", text, f"{remedy}, or name a larger disk in TMPDIR")
+    return Finding("shm", "error", text, f"{remedy}, or name a larger disk in TMPDIR")
 
 
 def _disk(facts: Facts, shape: ModelConfig, model_fit: Fit) -> Finding:
@@ -411,10 +411,10 @@ def _stack(facts: Facts, stack: str) -> Iterator[Finding]:
     if stack != "libp2p":
         return
     if facts.libp2p:
-        yield Finding("stack", "ok", "py-libp2p is installed")
+        yield Finding("backend", "ok", "py-libp2p is installed")
     else:
         remedy = f"run {INSTALL}, or take `--set network.backend=hivemind`"
-        yield Finding("stack", "error", "py-libp2p is not installed", remedy)
+        yield Finding("backend", "error", "py-libp2p is not installed", remedy)
 
 
 def _port(facts: Facts, listen: Sequence[str]) -> Finding:

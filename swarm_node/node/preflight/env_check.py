@@ -316,7 +316,7 @@ async def _replaying(
         )
     turns = sum(len(dialogue.turns) for dialogue in dialogues) / (len(dialogues) or 1)
     text = f"{family}: at most {info.turns} turns, {turns:.1f} on average; "
-    return Said("replay", "good", text + f"{len(dialogues)} replays agree in 2 processes")
+    return Said("replay", "good", text + f"{len(dialogues)} re-runs agree in 2 processes")
 
 
 def _unlike(replies: Sequence[str], other_replies: Sequence[str]) -> int:

@@ -26,8 +26,8 @@ _MOST_BYTES = 1 << 16
 #: Subjects of `doctor` that these facts decide.
 SUBJECTS = frozenset(
     {
-        *("python", "gpu", "device", "numbers", "sampler", "compiler"),
-        *("memory", "model", "shared", "disk"),
+        *("python", "gpu", "device", "dtype", "sampler", "compiler"),
+        *("memory", "model", "shm", "disk"),
     }
 )
 _Words = Annotated[str, msgspec.Meta(max_length=300)]

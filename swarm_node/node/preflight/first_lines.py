@@ -43,7 +43,7 @@ def start_lines(
     engine = str(facts.vllm) if model_fit.vllm else "built in"
     yield Line("sampler", f"{engine}: {model_fit.why}", {"engine": engine, "why": model_fit.why})
     if model_fit.numbers:
-        yield Line("numbers", model_fit.numbers, {"dtype": model_fit.where.products})
+        yield Line("dtype", model_fit.numbers, {"dtype": model_fit.where.products})
     millions = f"{shape.weight_count / 1e6:,.1f}M parameters"
     yield Line("model", f"{name}, {millions}", {"model": name, "parameters": shape.weight_count})
     if not shape.native:

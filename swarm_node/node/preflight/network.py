@@ -45,8 +45,8 @@ def judge_network(report: NetworkReport) -> Iterator[Finding]:
     yield reach_finding
     yield Finding("nat", "ok", NATS[reach.nat])
     sightings = [f"at {place(p.seen_ip, p.seen_port)} by {p.name}" for p in reach.probes]
-    yield Finding("seen", "ok", listed(sightings) if sightings else "by no member yet")
-    yield Finding("told", "ok", f"to others: {' '.join(report.addresses) or 'no address'}")
+    yield Finding("observed", "ok", listed(sightings) if sightings else "by no member yet")
+    yield Finding("advertised", "ok", f"{' '.join(report.addresses) or 'no address'}")
     if not relays:  # else the tries tell of each
         yield _relay(reach)
     yield _clocks(reach)
@@ -125,12 +125,12 @@ def _judge_tries(rows: Sequence[TriedRow]) -> Iterator[Finding]:
         yield Finding(row.kind, "warning", text, remedy)
     if not rows:
         remedy = "start with a ticket, or invite another machine: `swarm-node invite`"
-        yield Finding("reached", "warning", "nobody to try: no address and no known peer", remedy)
+        yield Finding("peers", "warning", "nobody to try: no address and no known peer", remedy)
     elif all(row.kind == "coordinator" and row.cause is None for row in rows):
-        yield Finding("reached", "ok", "no peer to try yet: the coordinator introduces some")
+        yield Finding("peers", "ok", "no peer to try yet: the coordinator introduces some")
     elif not answered_rows:
         remedy = "look at each line above; check this machine's own network first"
-        yield Finding("reached", "error", "nobody is reached", remedy)
+        yield Finding("peers", "error", "nobody is reached", remedy)
 
 
 def _relay(reach: Reachability) -> Finding:

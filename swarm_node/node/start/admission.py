@@ -42,9 +42,9 @@ def of_choice(settings: Settings) -> Iterator[Check]:
 def of_model(settings: Settings, model: Model, trial: Tried, checkpoints: Path) -> Iterator[Check]:
     """The checks of a model that was read, for an environment by its `trial`, and of what is
     stored under `checkpoints`. `settings` are those of the start."""
-    yield Check("dialogues", partial(_check_dialogues, settings, model, trial))
+    yield Check("turns", partial(_check_dialogues, settings, model, trial))
     max_tokens = settings.sampling.max_new_tokens
-    yield Check("positions", partial(check_positions, model.codec, max_tokens))
+    yield Check("context", partial(check_positions, model.codec, max_tokens))
     codec = model.codec.asking(Asking.of(settings.environment.options).system)
     yield Check("prompts", partial(check_prompts, codec, max_tokens, trial.shortest))
     rank, base = settings.training.lora_rank, model.policy.model

@@ -75,7 +75,7 @@ class Publisher:
             verified_group = VerifiedGroup(
                 id=content_id(blob),
                 author=self._identity.peer_id,
-                provenance=Provenance.OWN,
+                provenance=Provenance.LOCAL,
                 group=group,
                 prompt=prompt,
                 rewards=group.claimed,

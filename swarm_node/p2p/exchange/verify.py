@@ -260,13 +260,13 @@ class GroupVerifier:
         return not is_same_env or family not in criteria.families
 
     def _refuse_tokens(self, group: RolloutGroup) -> Rejected | None:
-        kin = self._provenance(group.policy) is Provenance.KIN
+        same_model = self._provenance(group.policy) is Provenance.SAME_MODEL
         lengths = [
-            completion.token_ids.size if kin else self._length(completion)
+            completion.token_ids.size if same_model else self._length(completion)
             for completion in group.completions
         ]
         rejection = self._expected.sizes.pulled(lengths)
-        return self._check_tokens(group) if rejection is None and kin else rejection
+        return self._check_tokens(group) if rejection is None and same_model else rejection
 
     def _length(self, completion: Completion) -> int:
         """The length of a foreign completion in this node's tokens. Each turn but the last counts
@@ -303,7 +303,7 @@ class GroupVerifier:
             local_policy.model,
             local_policy.tokenizer,
         )
-        return Provenance.KIN if is_same_model else Provenance.FOREIGN
+        return Provenance.SAME_MODEL if is_same_model else Provenance.CROSS_MODEL
 
     async def _admit(
         self, verified_group: VerifiedGroup, offer: Offer, blob: bytes

@@ -20,17 +20,17 @@ from swarm_node.policy.experience.advantage import ADVANTAGES, EQUAL_WITHIN
 from swarm_node.rollout import Completion, Finish, Provenance, VerifiedGroup
 
 #: Correction of peers' rows. "positive_only": rows with an advantage above zero, as if our policy
-#: had sampled them (ratio 1). "own": all rows, as if our policy had sampled them, as SAPO publishes
-#: it (arXiv 2509.08721). "sampler": all rows; kin rows have importance weights from the log-probs
-#: that their author states, which the trainer checks and the loss truncates. Lowering the
-#: probability of answers that our policy hardly gives has no bound: it makes "own" forget
-#: (docs/research/benchmarks.md).
+#: had sampled them (ratio 1). "none": all rows, as if our policy had sampled them, as in SAPO
+#: (arXiv 2509.08721). "importance_sampling": all rows; same-model rows have importance weights from
+#: the log-probs that their author states, which the trainer checks and the loss truncates.
+#: Lowering the probability of answers that our policy hardly gives has no bound: it makes "none"
+#: forget (docs/research/benchmarks.md).
 Correction = Literal["positive_only", "none", "importance_sampling"]
 Encode = Callable[[str], Sequence[int]]
 #: Token ids that were not sampled, and the number of sampled tokens before them.
 Given = tuple[int, tuple[int, ...]]
 
-_OWN = Provenance.OWN
+_OWN = Provenance.LOCAL
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _UINT32 = 1 << 32
 
@@ -166,7 +166,7 @@ def build_batch(
         ):
             if value < 0 and correction == "positive_only" and group.provenance is not _OWN:
                 continue
-            if group.provenance is Provenance.FOREIGN:
+            if group.provenance is Provenance.CROSS_MODEL:
                 ids, ends = _retokenised(completion, encode_answer, eos_id)
             else:
                 ids = np.ascontiguousarray(completion.token_ids, dtype=np.uint32)
@@ -219,8 +219,8 @@ def _retokenised(
 def _behaviour(
     completion: Completion, provenance: Provenance, correction: Correction
 ) -> NDArray[np.float32] | None:
-    has_logprobs = provenance is Provenance.OWN or (
-        provenance is Provenance.KIN and correction == "importance_sampling"
+    has_logprobs = provenance is Provenance.LOCAL or (
+        provenance is Provenance.SAME_MODEL and correction == "importance_sampling"
     )
     return np.ascontiguousarray(completion.logprobs, dtype=np.float32) if has_logprobs else None
 

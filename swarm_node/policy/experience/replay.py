@@ -295,7 +295,7 @@ class ReplayBuffer:
         ages = range(self.settings.max_age + 1)
         past = [group for group in self._past if version - group.group.oldest_version in ages]
         selection = rng.sample(past, min(self.settings.past, len(past)))
-        return [replace(group, provenance=Provenance.KIN) for group in selection]
+        return [replace(group, provenance=Provenance.SAME_MODEL) for group in selection]
 
     def _credit(self, local_count: int, entries: Sequence[_Held]) -> None:
         """Credit each author with its share of the own groups' places, or of an equal part of the
@@ -310,7 +310,7 @@ class ReplayBuffer:
         group = entry.group
         if group.id in self._own or group.id in self._external or group.id in self._departed:
             return Rejected("duplicate", "this group was here before")
-        if group.provenance is Provenance.OWN:
+        if group.provenance is Provenance.LOCAL:
             return self._admit_own(entry, version)
         return self._admit_external(entry, version)
 
@@ -368,7 +368,7 @@ class ReplayBuffer:
 
     def _depart(self, entry: _Held) -> None:
         identifier, author = entry.group.id, entry.group.author
-        if entry.group.provenance is Provenance.OWN:
+        if entry.group.provenance is Provenance.LOCAL:
             del self._own[identifier]
         else:
             del self._external[identifier]

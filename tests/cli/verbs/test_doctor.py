@@ -92,7 +92,7 @@ def test_a_model_that_cannot_play_dialogues_is_an_error_and_nothing_is_written(
     code, shown = run(tmp_path / "home", *games)
     assert code == 1
     told = " ".join(shown.split())  # lines are as wide as the terminal
-    assert "✗ dialogues tiny" in told
+    assert "✗ turns tiny" in told
     assert "tiny-talk" in told
     code, shown = run(tmp_path / "home", "--model", "tiny-talk", *games)
     assert code == 0, shown
@@ -133,7 +133,7 @@ def test_before_a_start_the_coordinator_and_the_peers_of_before_are_tried(tmp_pa
     code, shown = run(home, "--network")
     assert code == 1
     lines = [line.rstrip().split(maxsplit=2)[1:] for line in shown.splitlines() if line[0] != " "]
-    assert [subject for subject, _ in lines][1:4] == ["peer", "coordinator", "reached"]
+    assert [subject for subject, _ in lines][1:4] == ["peer", "coordinator", "peers"]
     assert lines[1][1].startswith("127.0.0.1:1 refuses ")
     assert lines[2][1].startswith("http://127.0.0.1:1 ")
     assert lines[3][1].startswith("nobody")

@@ -44,7 +44,7 @@ async def test_a_published_group_arrives_verified_and_only_once(
     made = await alice.group([right, "no idea"])
     (own,) = await alice.exchange.publisher.publish([made], 3)
     (got,) = await bob.fetch()
-    assert (got.id, got.author, got.provenance) == (own.id, alice.peer_id, Provenance.KIN)
+    assert (got.id, got.author, got.provenance) == (own.id, alice.peer_id, Provenance.SAME_MODEL)
     assert got.rewards == own.rewards == (1.0, 0.0)
     assert got.prompt == made[1]
     assert [c.text for c in got.group.completions] == [right, "no idea"]
@@ -342,7 +342,7 @@ async def test_a_group_of_another_model_is_foreign(
     made = OwnGroup(make_group(ref, texts, [1.0, 0.0], other), "")
     await alice.exchange.publisher.publish([made], 0)
     (got,) = await bob.fetch()
-    assert got.provenance is Provenance.FOREIGN
+    assert got.provenance is Provenance.CROSS_MODEL
 
 
 @in_swarm(3)

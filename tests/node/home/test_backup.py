@@ -55,7 +55,7 @@ def publish(storage: Storage, count: int) -> None:
             author="me",
             epoch=storage.epoch,
             seq=seq,
-            provenance=Provenance.OWN,
+            provenance=Provenance.LOCAL,
             blob=os.urandom(2000),
             prompt="q",
             rewards=(0.0, 1.0),

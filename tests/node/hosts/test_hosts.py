@@ -66,7 +66,7 @@ def batch(seed: int) -> Batch:
     return Batch(
         tuple(
             TrainRow(
-                prompts[n % 2], ids(4 + n), None, float(rng.normal()), Provenance.OWN, group=n % 2
+                prompts[n % 2], ids(4 + n), None, float(rng.normal()), Provenance.LOCAL, group=n % 2
             )
             for n in range(8)
         )

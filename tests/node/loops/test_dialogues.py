@@ -148,7 +148,7 @@ def test_what_is_trained_on_is_what_the_policy_read_and_sampled() -> None:
         assert check_tokens(codec(), made) is None
         prompt = environment.render(environment.derive(ref))
         replies = tuple(tuple(dialogue.replies) for dialogue in group)
-        own = VerifiedGroup(b"g", "me", Provenance.OWN, made, prompt, rewards, 0, replies)
+        own = VerifiedGroup(b"g", "me", Provenance.LOCAL, made, prompt, rewards, 0, replies)
         rows = build_batch(
             [own],
             codec().encode_prompt,

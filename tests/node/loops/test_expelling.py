@@ -169,7 +169,7 @@ async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Conne
         "peer",
     ]
     assert "revoked" in {cause.code for cause in report.causes}
-    assert ("reached", "error") in {(found.subject, found.level) for found in others}
+    assert ("peers", "error") in {(found.subject, found.level) for found in others}
 
 
 @in_company(3, member_seconds=600)

@@ -91,7 +91,7 @@ async def test_members_draw_what_others_publish_and_nothing_twice(world: World) 
         (group,) = await taker.draw(1, 3, 60.0)
         assert (group.family, group.seed) == (task.family, task.seed)
         assert (group.question, group.prompt_ids) == (task.question, task.prompt_ids)
-        assert (group.provenance, group.age) == ("kin", 0)
+        assert (group.provenance, group.age) == ("same_model", 0)
         assert group.author == world.memberships[0].identity.peer_id
         first, second = group.answers
         assert (first.text, first.reward, first.finished) == (answer, 1.0, True)
@@ -321,9 +321,9 @@ def test_a_foreign_answer_is_encoded_in_own_tokens_and_has_no_log_probs() -> Non
     completions = completed(CODEC, [ids[0], ids[1][:-1]], [logprobs[0], logprobs[1][:-1]], 5, 24)
     assert [each.finish for each in completions] == [Finish.STOP, Finish.LENGTH]
     group = RolloutGroup(TaskRef("drills", "1", "sorting", 3), policy, completions, (0.0, 0.0))
-    verified = VerifiedGroup(b"id", "peer", Provenance.FOREIGN, group, "sort", (1.0, 0.0), 4)
+    verified = VerifiedGroup(b"id", "peer", Provenance.CROSS_MODEL, group, "sort", (1.0, 0.0), 4)
     record = drawn_record(CODEC, verified, 6)
-    assert (record.provenance, record.age, record.author) == ("foreign", 2, "peer")
+    assert (record.provenance, record.age, record.author) == ("cross_model", 2, "peer")
     assert [list(each.token_ids) for each in record.answers] == [ids[0], ids[1][:-1]]
     assert [each.logprobs for each in record.answers] == [None, None]
     assert [each.reward for each in record.answers] == [1.0, 0.0]

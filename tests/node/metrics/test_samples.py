@@ -25,7 +25,7 @@ def test_the_first_and_the_newest_own_answer_and_a_right_one_of_a_peer() -> None
         family="gcd",
         rewards=(0.0, 1.0),
         completions=[completion([1], "wrong"), completion([1], "right")],
-        provenance=Provenance.KIN,
+        provenance=Provenance.SAME_MODEL,
     )
     samples.external(theirs)
     samples.own(own("primes", "7", 0), "next prime?")

@@ -111,8 +111,8 @@ def of_vllm(version: str, torch: str) -> Facts:
         (of_vllm("0.32.0", "2.12.1"), {}, {"sampler": "error"}),
         (of_vllm("0.33.0", "2.13.0"), {}, {"sampler": "warning"}),
         (of_vllm("0.32.0+cu129", "2.13.0+cu130"), {}, {}),
-        (SMALL, WHOLE, {"shared": "warning"}),
-        (replace(SMALL, temporary=GB), WHOLE, {"shared": "error"}),
+        (SMALL, WHOLE, {"shm": "warning"}),
+        (replace(SMALL, temporary=GB), WHOLE, {"shm": "error"}),
         (replace(SMALL, shared=None), WHOLE, {}),
         (replace(PC, disk=2 * ONE), {}, {"disk": "warning"}),
         (replace(PC, disk=3 * ONE, database=MAX_DATABASE_BYTES), {}, {}),
@@ -162,7 +162,14 @@ def test_adapters_need_no_shared_memory(seen: Seen, vllm: VllmBuild | None) -> N
             ["Apple"],
             [],
         ),
-        (LAPTOP, {"network__backend": "libp2p"}, "stack", "error", [], ["[libp2p]", "libgmp-dev"]),
+        (
+            LAPTOP,
+            {"network__backend": "libp2p"},
+            "backend",
+            "error",
+            [],
+            ["[libp2p]", "libgmp-dev"],
+        ),
         (
             replace(LAPTOP, extras=frozenset()),
             {"environment__name": "reasoning_gym"},
@@ -238,7 +245,7 @@ def test_a_finding_names_what_was_found_and_its_remedy(
 
 
 def test_what_nobody_asks_for_is_not_judged() -> None:
-    assert not {"compiler", "stack"} & judged(LAPTOP).keys()
+    assert not {"compiler", "backend"} & judged(LAPTOP).keys()
     bare = replace(LAPTOP, extras=frozenset())
     assert "environment" not in judged(bare, environment__name="jsonl")
 

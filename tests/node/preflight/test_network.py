@@ -44,7 +44,7 @@ def levels(told: NetworkReport) -> dict[str, str]:
 def test_a_node_that_is_reached() -> None:
     found = judged(report(probed("al", "open"), probed("bob", "open")))
     assert {finding.level for finding in found.values()} == {"ok"}
-    named = {"reach": "direct at 11.0.1.1:7", "seen": "11.0.1.1:7", "told": ADDRESS}
+    named = {"reach": "direct at 11.0.1.1:7", "observed": "11.0.1.1:7", "advertised": ADDRESS}
     named |= {"clocks": "al and bob", "dht": "answering: 2", "relay": "none", "nat": "arrive"}
     assert {subject: word in found[subject].found for subject, word in named.items()} == (
         dict.fromkeys(named, True)
@@ -86,15 +86,15 @@ def test_a_stack_without_a_table_has_none_to_judge() -> None:
 
 def test_nothing_is_claimed_that_was_not_probed() -> None:
     unknown = report(peers=0, heartbeats=0)
-    ok = ("reach", "nat", "seen", "relay", "clocks")
+    ok = ("reach", "nat", "observed", "relay", "clocks")
     assert {levels(unknown)[subject] for subject in ok} == {"ok"}
     table = judged(unknown)["dht"]
     assert (table.level, "-node config" in table.remedy) == ("warning", True)
     shut = Cause("nobody_listens", where="11.0.0.1:7")
     assert judged(report(peers=0, heartbeats=0, causes=[shut]))["dht"].remedy == advice(shut)
     alone = judged(report(peers=0, heartbeats=0, tried=[]))
-    assert (alone["dht"].level, alone["reached"].level) == ("ok", "warning")
-    assert "-node invite" in alone["reached"].remedy
+    assert (alone["dht"].level, alone["peers"].level) == ("ok", "warning")
+    assert "-node invite" in alone["peers"].remedy
     (fault,) = [each for each in judge_network(report(fault="late")) if each.remedy]
     assert (fault.subject, fault.found) == ("dht", "late")
 
@@ -122,9 +122,9 @@ def test_before_a_start_the_nodes_that_the_ticket_names_are_tried() -> None:
     (_, alone, reached) = judge_addresses([DialAttempt(two, "refused")])
     assert alone.found.startswith("11.0.0.2:7 refuses ")
     assert not alone.remedy.endswith("enough")
-    assert (reached.subject, reached.level) == ("reached", "error")
+    assert (reached.subject, reached.level) == ("peers", "error")
     (_, nobody) = judge_addresses([])
-    assert (nobody.level, nobody.subject) == ("warning", "reached")
+    assert (nobody.level, nobody.subject) == ("warning", "peers")
     peer = Identity.generate().peer_id
     tried = asyncio.run(try_addresses([f"/ip4/127.0.0.1/tcp/1/p2p/{peer}", "nonsense"]))
     assert [each.outcome for each in tried] == ["refused", "untried"]
@@ -135,7 +135,7 @@ def test_a_running_node_that_reaches_nobody_is_an_error_whatever_members_found_b
     closed = TriedRow("address", "11.0.0.1:7", 0.1, Cause("nobody_listens", where="11.0.0.1:7"))
     found = list(judge_network(report(probed("al", "open"), tried=[closed, gone])))
     assert [(each.subject, each.level) for each in found] == [
-        *(("address", "warning"), ("peer", "warning"), ("reached", "error"))
+        *(("address", "warning"), ("peer", "warning"), ("peers", "error"))
     ]
     there = TriedRow("coordinator", "http://11.0.0.9", 0.1)
     beside = judge_network(report(probed("al", "open"), tried=[gone, there]))

@@ -61,7 +61,7 @@ def both(home: Path, options: list[str]) -> tuple[int, dict[str, str], int, str]
         ("checkpoints", "training.lora_rank", "16"),
         ("checkpoints", "model", "tiny-talk"),
         ("port", "network.advertise", '["somewhere"]'),
-        ("positions", "sampling.max_new_tokens", "1100"),
+        ("context", "sampling.max_new_tokens", "1100"),
         ("environment", "environment.families", '["revers"]'),
         ("environment", "environment.options.preset", "shrot"),
         ("environment", "environment.options.path", "questions.jsonl"),
@@ -113,7 +113,7 @@ def test_doctor_marks_questions_that_are_all_too_long_for_the_model(
     short = (f'{{"question": "{number}?", "answer": "{number}"}}\n' for number in range(20))
     rows.write_text(text + "".join(short))
     fitting = ["doctor", "--home", str(tmp_path / "home"), "--environment", str(rows)]
-    assert "positions" not in CliRunner().invoke(app, fitting).stdout
+    assert "context" not in CliRunner().invoke(app, fitting).stdout
 
 
 def test_doctor_marks_the_state_that_join_refuses(foreign: Path, own_logging: None) -> None:

@@ -45,31 +45,33 @@ def row(prompt: int = 2, length: int = 3, advantage: float = 1.0) -> TrainRow:
         np.arange(length, dtype=np.uint32),
         np.full(length, -0.5, np.float32),
         advantage,
-        Provenance.OWN,
+        Provenance.LOCAL,
     )
 
 
 def test_own_rows_keep_tokens_and_sampler_logprobs() -> None:
     parts = [completion([5, 6], "x"), completion([7], "y")]
-    batch = build_batch([group_of(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)
+    batch = build_batch([group_of(Provenance.LOCAL, parts, [1.0, 0.0])], encode, encode, EOS)
     assert [r.prompt_ids.tolist() for r in batch.rows] == [[97, 98]] * 2
     assert [r.completion_ids.tolist() for r in batch.rows] == [[5, 6], [7]]
     assert batch.rows[0].logprobs.tolist() == [-1.0, -2.0]
     assert [r.advantage for r in batch.rows] == grpo([1.0, 0.0]).tolist()
 
 
-@pytest.mark.parametrize("provenance", [Provenance.KIN, Provenance.FOREIGN])
+@pytest.mark.parametrize("provenance", [Provenance.SAME_MODEL, Provenance.CROSS_MODEL])
 def test_of_others_only_what_was_good_is_trained_on(provenance: Provenance) -> None:
     completions = [completion([5], "x"), completion([6], "y"), completion([7], "z")]
     batch = build_batch([group_of(provenance, completions, [1.0, 0.0, 0.5])], encode, encode, EOS)
     assert [row.advantage > 0 for row in batch.rows] == [True, False]
     assert all(row.advantage >= 0 and row.logprobs is None for row in batch.rows)
-    own = build_batch([group_of(Provenance.OWN, completions, [1.0, 0.0, 0.5])], encode, encode, EOS)
+    own = build_batch(
+        [group_of(Provenance.LOCAL, completions, [1.0, 0.0, 0.5])], encode, encode, EOS
+    )
     assert [row.advantage < 0 for row in own.rows] == [False, True, False]
 
 
 def test_kin_rows_use_claimed_logprobs_only_when_told_to() -> None:
-    one = group_of(Provenance.KIN, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
+    one = group_of(Provenance.SAME_MODEL, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
     own = build_batch([one], encode, encode, EOS, correction="none")
     sampler = build_batch([one], encode, encode, EOS, correction="importance_sampling")
     assert [r.logprobs for r in own.rows] == [None, None]
@@ -80,10 +82,10 @@ def test_own_rows_know_which_version_sampled_each_token() -> None:
     spans = (VersionSpan(3, 0, 2), VersionSpan(5, 2, 3))
     resumed = replace(completion([5, 6, 7], "x"), spans=spans)
     parts = [resumed, completion([8], "y")]
-    own = build_batch([group_of(Provenance.OWN, parts, [1.0, 0.0])], encode, encode, EOS)
+    own = build_batch([group_of(Provenance.LOCAL, parts, [1.0, 0.0])], encode, encode, EOS)
     assert own.rows[0].versions.tolist() == [3, 3, 5]
     # A peer counts its own updates.
-    kin = group_of(Provenance.KIN, parts, [1.0, 0.0])
+    kin = group_of(Provenance.SAME_MODEL, parts, [1.0, 0.0])
     assert all(
         row.versions is None
         for row in build_batch([kin], encode, encode, EOS, correction="importance_sampling").rows
@@ -93,7 +95,7 @@ def test_own_rows_know_which_version_sampled_each_token() -> None:
 def test_rows_know_their_group_and_advantages_go_by_name() -> None:
     parts = [completion([5], "x"), completion([6], "y"), completion([7], "z")]
     rewards = [1.0, 0.0, 0.0]
-    groups = [group_of(Provenance.OWN, parts, rewards) for _ in range(2)]
+    groups = [group_of(Provenance.LOCAL, parts, rewards) for _ in range(2)]
     batch = build_batch(groups, encode, encode, EOS, advantage="dr_grpo")
     assert [row.group for row in batch.rows] == [0, 0, 0, 1, 1, 1]
     assert [row.advantage for row in batch.rows] == 2 * dr_grpo(rewards).tolist()
@@ -101,7 +103,7 @@ def test_rows_know_their_group_and_advantages_go_by_name() -> None:
 
 def test_foreign_rows_are_retokenised() -> None:
     parts = [completion([5], "hi"), completion([6], "ho", Finish.LENGTH)]
-    one = group_of(Provenance.FOREIGN, parts, [1.0, 0.0])
+    one = group_of(Provenance.CROSS_MODEL, parts, [1.0, 0.0])
     batch = build_batch([one], encode, encode, EOS, correction="importance_sampling")
     assert [r.completion_ids.tolist() for r in batch.rows] == [[104, 105, EOS], [104, 111]]
     assert [r.logprobs for r in batch.rows] == [None, None]
@@ -109,12 +111,12 @@ def test_foreign_rows_are_retokenised() -> None:
 
 def test_an_empty_answer_counts_in_its_group_but_is_no_row() -> None:
     parts = [completion([5], "", Finish.LENGTH), completion([6], "ho")]
-    batch = build_batch([group_of(Provenance.FOREIGN, parts, [0.0, 1.0])], encode, encode, EOS)
+    batch = build_batch([group_of(Provenance.CROSS_MODEL, parts, [0.0, 1.0])], encode, encode, EOS)
     assert [r.advantage for r in batch.rows] == [grpo([0.0, 1.0]).tolist()[1]]
 
 
 def test_claimed_rewards_do_not_reach_the_batch() -> None:
-    one = group_of(Provenance.KIN, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
+    one = group_of(Provenance.SAME_MODEL, [completion([5], "x"), completion([6], "y")], [1.0, 0.0])
     liar = replace(one, group=replace(one.group, claimed=(0.0, 1e9)))
     honest, lied = (pack_batch(build_batch([g], encode, encode, EOS)) for g in (one, liar))
     assert honest == lied
@@ -239,7 +241,7 @@ def test_a_malformed_packed_batch_is_refused(packed: dict[str, Any]) -> None:
 
 def test_an_advantage_in_a_peers_group_is_at_most_what_an_own_group_can_give() -> None:
     rewards = [1.0] + [0.0] * 63
-    for provenance, most in ((Provenance.KIN, 7**0.5 / 8), (Provenance.OWN, 63**0.5)):
+    for provenance, most in ((Provenance.SAME_MODEL, 7**0.5 / 8), (Provenance.LOCAL, 63**0.5)):
         group = group_of(provenance, [completion([1])] * 64, rewards)
         rows = build_batch([group], encode, encode, EOS, "own", group_size=8).rows
         assert max(row.advantage for row in rows) == pytest.approx(most, abs=0.01)
@@ -250,7 +252,7 @@ def test_a_peers_group_weighs_no_more_than_an_own_one_however_many_its_answers(
     count: int, weight: float
 ) -> None:
     rewards = [1.0, 0.0] * (count // 2)
-    group = group_of(Provenance.KIN, [completion([1])] * count, rewards)
+    group = group_of(Provenance.SAME_MODEL, [completion([1])] * count, rewards)
     rows = build_batch([group], encode, encode, EOS, "own", group_size=8).rows
     assert sum(abs(row.advantage) for row in rows) == pytest.approx(weight, rel=0.01)
 
@@ -265,9 +267,9 @@ TALK = dialogue([("hi", [7, 8, EOS]), ("", [EOS]), ("ho", [9])], Finish.LENGTH)
 @pytest.mark.parametrize(
     ("provenance", "sampled", "places"),
     [
-        (Provenance.OWN, [7, 8, EOS, EOS, 9], (3, 4)),
-        (Provenance.KIN, [7, 8, EOS, EOS, 9], (3, 4)),
-        (Provenance.FOREIGN, [*encode("hi"), EOS, EOS, *encode("ho")], (3, 4)),
+        (Provenance.LOCAL, [7, 8, EOS, EOS, 9], (3, 4)),
+        (Provenance.SAME_MODEL, [7, 8, EOS, EOS, 9], (3, 4)),
+        (Provenance.CROSS_MODEL, [*encode("hi"), EOS, EOS, *encode("ho")], (3, 4)),
     ],
 )
 def test_a_row_of_a_dialogue_has_what_was_sampled_and_replies_of_ones_own_making(
@@ -299,7 +301,7 @@ def test_a_foreign_last_turn_without_tokens_leaves_out_the_reply_before_it() -> 
     """A peer chooses such a turn freely, and no group of a peer may end a node."""
     cut = dialogue([("hi", [7, EOS]), ("", [9])], Finish.LENGTH)
     group = verified(
-        provenance=Provenance.FOREIGN,
+        provenance=Provenance.CROSS_MODEL,
         completions=[cut, completion([5], "x")],
         rewards=[1.0, 0.0],
         replies=[["no"], []],

@@ -69,7 +69,7 @@ def test_informative_own_groups_come_again_as_a_peers_do_and_are_not_fresh() -> 
         drawn = held.draw(version, random.Random(1))
         assert names(drawn)[0] == name
         assert sorted(names(drawn)[1:]) == again
-        assert {each.provenance for each in drawn.groups[1:]} <= {Provenance.KIN}
+        assert {each.provenance for each in drawn.groups[1:]} <= {Provenance.SAME_MODEL}
         assert [each.id.decode() for each in drawn.fresh] == [name]
         assert (drawn.own_count, drawn.external_count) == (1, 0)
     assert held.stats().local_drawn == 4

@@ -115,7 +115,7 @@ class ReplayMachine(RuleBasedStateMachine):
         assert len(drawn.groups) == drawn.own_count + drawn.external_count
         assert len({group.id for group in drawn.groups}) == len(drawn.groups)
         for index, group in enumerate(drawn.groups):
-            is_own = group.provenance is Provenance.OWN
+            is_own = group.provenance is Provenance.LOCAL
             assert is_own is (index < drawn.own_count)
             assert group.id in (own if is_own else external)
             self.uses[group.id] += 1
@@ -155,7 +155,7 @@ class ReplayMachine(RuleBasedStateMachine):
             del self.held[identifier]
         stats = self.buffer.stats()
         authors = Counter(
-            group.author for group in self.held.values() if group.provenance is not Provenance.OWN
+            group.author for group in self.held.values() if group.provenance is not Provenance.LOCAL
         )
         assert stats.external == authors.total() <= self.settings.capacity_external
         assert stats.local == len(self.held) - authors.total() <= self.settings.capacity_own
@@ -168,7 +168,7 @@ class ReplayMachine(RuleBasedStateMachine):
             del self.held[identifier]
         own, external = set(), set()
         for group in self.held.values():
-            if group.provenance is Provenance.OWN:
+            if group.provenance is Provenance.LOCAL:
                 spans = [span.version for c in group.group.completions for span in c.spans]
                 if self.version - min(spans) <= self.settings.max_staleness:
                     own.add(group.id)
@@ -191,7 +191,7 @@ def _group(
     name: bytes, author: str, rewards: tuple[float, ...], versions: tuple[int, ...], arrived: int
 ) -> VerifiedGroup:
     answers = [completion([0] * len(versions), versions=versions)] * len(rewards)
-    whose = Provenance.OWN if author == "me" else Provenance.FOREIGN
+    whose = Provenance.LOCAL if author == "me" else Provenance.CROSS_MODEL
     return verified(
         name, author, provenance=whose, rewards=rewards, completions=answers, arrived=arrived
     )

@@ -207,7 +207,7 @@ def test_the_sampler_gives_the_log_probs_of_the_trainer(
     stated = read_canary(trainer.published / "adapter_model.safetensors")
     assert difference(canary.logprobs, stated.logprobs) < limit
     for one in group:
-        row = TrainRow(np.array((3, 9, 12), np.uint32), one.token_ids, None, 1.0, Provenance.OWN)
+        row = TrainRow(np.array((3, 9, 12), np.uint32), one.token_ids, None, 1.0, Provenance.LOCAL)
         with torch.no_grad():
             logp = completion_logprobs(trainer.core.model, [row], 1.0).numpy()
         assert np.abs(logp - one.logprobs).mean() < limit

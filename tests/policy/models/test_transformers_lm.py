@@ -140,7 +140,7 @@ def as_rows(codec: Codec, groups: Sequence[tuple[Completion, ...]]) -> list[Trai
             completion.token_ids,
             completion.logprobs,
             1.0,
-            Provenance.OWN,
+            Provenance.LOCAL,
         )
         for question, group in zip(QUESTIONS, groups, strict=True)
         for completion in group

@@ -147,7 +147,7 @@ def _explain(admission: IssuedTicket, out: Path | None) -> None:
     days = f"{admission.member_seconds / DAY:g} days"
     for line in (
         f"{f'{out} (mode 0600)' if out else 'The ticket'} is for {admission.name}",
-        f"  admits      {nodes}, until {date_of(admission.expires)}, each for {days}",
+        f"  admits      {nodes}, until {date_of(admission.expires)}; a membership lasts {days}",
         f"  revoke      swarm-node revoke {quoted(admission.name)}",
         "Send it as you would send a password. On the other machine:",
         f"  swarm-node join --ticket-file {out.name if out else 'FILE'}",
@@ -218,7 +218,7 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     Each peer has the name of its ticket, its issuer, and the end of its membership, or why it is no
     longer a member. `revoke` and `block` take the end of a peer id. Tickets are those created in
     this home, each with the peers that joined with it, even absent ones, and those that showed it
-    after it was used up. A ticket for any number of nodes only lists peers that the node knows.
+    after it was used up.
     """
     place = chosen_home(home)
     swarm = place.swarm()
@@ -352,7 +352,7 @@ def block(who: WhoArgument, home: HomeOption = None) -> None:
 
 
 def unblock(who: WhoArgument, home: HomeOption = None) -> None:
-    """Unblock a member. A running node exchanges with it again at once."""
+    """Unblock a member. A running node exchanges groups with it again at once."""
     from swarm_node.node.members.blocks import remove
 
     remove(chosen_home(home), who)

@@ -188,7 +188,7 @@ class Learner:
         """Note what the update learnt from each group that has a gradient."""
         for group, value in zip(draw.fresh, gains, strict=False):
             family = group.group.task.family
-            if group.provenance is not Provenance.OWN:
+            if group.provenance is not Provenance.LOCAL:
                 self._buffer.worth.note(group.author, family, value)
             elif value:
                 self._buffer.worth.note_own(family, value)

@@ -94,7 +94,7 @@ def measure_canary(model: PolicyModel, text: Sequence[int] = ()) -> Canary:
     """
     ids = canary_ids(model.config.vocab_size, model.config.max_position_embeddings, text)
     tokens = np.asarray(ids, np.uint32)
-    row = TrainRow(tokens[:1], tokens[1:], None, 0.0, Provenance.OWN)
+    row = TrainRow(tokens[:1], tokens[1:], None, 0.0, Provenance.LOCAL)
     logp = completion_logprobs(model, [row], 1.0)
     if model.products is torch.float16 and not bool(logp.isfinite().all()):
         raise ModelError(
@@ -200,7 +200,7 @@ def token_vectors(
 def claimed_tokens(rows: Sequence[TrainRow]) -> Tensor:
     """bool[N]: True where a peer stated the token's log μ, if it has one."""
     sizes = [row.completion_ids.size for row in rows]
-    is_external = [row.provenance is not Provenance.OWN for row in rows]
+    is_external = [row.provenance is not Provenance.LOCAL for row in rows]
     return torch.from_numpy(np.repeat(np.asarray(is_external, np.bool_), sizes))
 
 

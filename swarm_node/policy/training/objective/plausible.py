@@ -103,7 +103,7 @@ class OwnAnswers:
     def note(self, rows: Sequence[TrainRow]) -> None:
         """Remember the own rows among `rows`, good and bad: the sampler measured their log-probs,
         so they cost nothing here."""
-        local_rows = [row for row in rows if row.provenance is Provenance.OWN]
+        local_rows = [row for row in rows if row.provenance is Provenance.LOCAL]
         scored_rows = [(row, row.logprobs) for row in local_rows if row.logprobs is not None]
         if any(row.between for row, _ in scored_rows):
             self._lows.extend(least_likely(logp, _cuts(row)) for row, logp in scored_rows)
@@ -148,7 +148,7 @@ def mostly_unlikely(rows: Sequence[TrainRow], left_out: Sequence[int]) -> tuple[
 
 
 def _is_compared(row: TrainRow) -> bool:
-    return row.provenance is not Provenance.OWN and row.advantage > 0
+    return row.provenance is not Provenance.LOCAL and row.advantage > 0
 
 
 def learnt(

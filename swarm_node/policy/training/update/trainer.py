@@ -128,7 +128,7 @@ class TrainerCore:
         if gradient_rows:
             size = BatchSize(tokens, len(rows), self.settings.longest_answer)
             # Only peers' rows are compared with them.
-            peers = any(row.provenance is not Provenance.OWN for row in gradient_rows)
+            peers = any(row.provenance is not Provenance.LOCAL for row in gradient_rows)
             floors = self._own_answers.floors(self.settings.temperature) if peers else ()
             result = self._gradient.accumulate(gradient_rows, size, self.version, floors)
             grad_norm = self._clip_gradient()
@@ -310,7 +310,7 @@ class TrainerCore:
         max_id = max(int(row.prompt_ids.max()), int(row.completion_ids.max()), *inserted_ids)
         as_own = row.completion_ids.size <= self.settings.longest_answer
         limit = config.max_position_embeddings
-        if row.provenance is not Provenance.OWN and not as_own:
+        if row.provenance is not Provenance.LOCAL and not as_own:
             limit = min(limit, self._gradient.token_budget)
         return max_id < config.vocab_size and len(row) <= limit
 
@@ -345,4 +345,4 @@ class TrainerCore:
 
 def _peers_groups(rows: Iterable[TrainRow]) -> tuple[int, ...]:
     """The numbers of the groups of peers' rows."""
-    return tuple(sorted({row.group for row in rows if row.provenance is not Provenance.OWN}))
+    return tuple(sorted({row.group for row in rows if row.provenance is not Provenance.LOCAL}))

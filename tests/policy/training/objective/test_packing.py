@@ -32,7 +32,7 @@ def row(prompt: int, answer: int, question: int = 0) -> TrainRow:
     generator = np.random.default_rng((prompt, question))
     prompt_ids = generator.integers(0, 50, prompt).astype(np.uint32)
     answer_ids = np.random.default_rng(answer).integers(0, 50, answer).astype(np.uint32)
-    return TrainRow(prompt_ids, answer_ids, None, 1.0, Provenance.OWN, group=question)
+    return TrainRow(prompt_ids, answer_ids, None, 1.0, Provenance.LOCAL, group=question)
 
 
 def talk(sizes: list[tuple[int, int]], question: int = 0) -> TrainRow:
@@ -44,7 +44,7 @@ def talk(sizes: list[tuple[int, int]], question: int = 0) -> TrainRow:
         generator.integers(0, 50, ends[-1]).astype(np.uint32),
         None,
         1.0,
-        Provenance.OWN,
+        Provenance.LOCAL,
         group=question,
         between=tuple(
             (int(end), tuple(generator.integers(0, 50, given).tolist()))
@@ -63,7 +63,7 @@ def turns_apart(one: TrainRow) -> list[TrainRow]:
             one.completion_ids[start:end],
             None,
             one.advantage,
-            Provenance.OWN,
+            Provenance.LOCAL,
         )
         for start, end in pairwise(starts)
     ]

@@ -28,7 +28,7 @@ SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
 
 def row(
     length: int,
-    provenance: Provenance = Provenance.KIN,
+    provenance: Provenance = Provenance.SAME_MODEL,
     advantage: float = 1.0,
     logprob: float | None = None,
     group: int = 0,
@@ -39,7 +39,7 @@ def row(
 
 
 def own(logprob: float, count: int = 128, advantage: float = 0.0) -> list[TrainRow]:
-    return [row(8, Provenance.OWN, advantage, logprob, group=9)] * count
+    return [row(8, Provenance.LOCAL, advantage, logprob, group=9)] * count
 
 
 def left_out(logp: Sequence[float], answers: OwnAnswers) -> bool:
@@ -121,13 +121,13 @@ def test_floors_are_as_far_below_at_every_temperature_in_logits() -> None:
 
 def test_a_group_counts_against_its_author_if_most_of_its_good_answers_are_unlikely() -> None:
     rows = [row(4, group=n, advantage=a) for n in range(3) for a in (1.0, 1.0, 1.0, -1.0)]
-    rows += [row(4, Provenance.OWN, group=3)]
+    rows += [row(4, Provenance.LOCAL, group=3)]
     assert mostly_unlikely(rows, [1, 2, 3, 0]) == (1, 2)
 
 
 @pytest.mark.parametrize(
     "spared",
-    [row(4, Provenance.OWN), row(4, advantage=-1.0)],
+    [row(4, Provenance.LOCAL), row(4, advantage=-1.0)],
     ids=["own", "a bad answer"],
 )
 def test_only_good_answers_of_peers_are_compared(spared: TrainRow) -> None:
@@ -138,7 +138,7 @@ def test_only_good_answers_of_peers_are_compared(spared: TrainRow) -> None:
 
 
 def test_another_model_named_in_a_group_excuses_nothing() -> None:
-    odd, foreign = np.full(4, -20, np.float32), row(4, Provenance.FOREIGN, group=2)
+    odd, foreign = np.full(4, -20, np.float32), row(4, Provenance.CROSS_MODEL, group=2)
     assert likely_tokens(odd, [foreign], known(-0.3).floors(1.0))[1] == [2]
 
 
@@ -161,7 +161,7 @@ def test_an_unlikely_answer_moves_nothing_and_its_group_is_named(
 
 def test_a_peers_row_beyond_own_ones_must_fit_a_micro_batch(random_qwen2: Path) -> None:
     core = TrainerCore(random_qwen2, replace(SETTINGS, micro_batch_tokens=20, longest_answer=8))
-    rows = [row(8, group=1), row(30, group=2), row(30, Provenance.OWN, logprob=-4.0, group=3)]
+    rows = [row(8, group=1), row(30, group=2), row(30, Provenance.LOCAL, logprob=-4.0, group=3)]
     stats = core.update(Batch((*own(-4.2), *rows)))
     assert stats.too_long == (2,)
     assert stats.refused == 1
@@ -199,7 +199,7 @@ def test_an_update_says_what_each_group_taught(random_qwen2: Path) -> None:
 def test_own_answers_are_remembered_as_if_one_by_one() -> None:
     rng = np.random.default_rng(0)
     rows = [
-        replace(row(length), provenance=Provenance.OWN, logprobs=-rng.random(length, np.float32))
+        replace(row(length), provenance=Provenance.LOCAL, logprobs=-rng.random(length, np.float32))
         for length in (*range(1, 9), *rng.integers(1, 40, 40).tolist())
     ]
     together, singly = OwnAnswers(), OwnAnswers()

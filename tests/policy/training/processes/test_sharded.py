@@ -57,7 +57,7 @@ def batch(seed: int) -> Batch:
                 rng.integers(0, 63, length).astype(np.uint32),
                 rng.normal(-1.5, 0.3, length).astype(np.float32) if own else None,
                 float(rng.normal()),
-                Provenance.OWN if own else Provenance.KIN,
+                Provenance.LOCAL if own else Provenance.SAME_MODEL,
                 group=n // 3,
             )
         )
@@ -279,7 +279,7 @@ async def test_out_of_memory_it_goes_on_with_smaller_micro_batches(
     assert isinstance(running, ProcessTrainer)
     ids = np.arange(1, 40, dtype=np.uint32)
     large = Batch(
-        tuple(TrainRow(ids[:4], ids, None, (-1.0) ** n, Provenance.OWN) for n in range(1000))
+        tuple(TrainRow(ids[:4], ids, None, (-1.0) ** n, Provenance.LOCAL) for n in range(1000))
     )
 
     async with closing(running):

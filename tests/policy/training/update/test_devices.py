@@ -128,7 +128,7 @@ def batch(seed: int, vocab: int = 63) -> Batch:
             rng.integers(0, vocab, 5 + n).astype(np.uint32),
             rng.normal(-4, 0.3, 5 + n).astype(np.float32),
             (-1.0) ** n * (1 + n / 10),
-            Provenance.OWN,
+            Provenance.LOCAL,
         )
         for n in range(6)
     ]
@@ -249,7 +249,7 @@ def sampled_error(core: TrainerCore, placement: Placement, work: Path, seed: int
 
     differences = []
     for one in asyncio.run(sample()):
-        row = TrainRow(np.array(prompt, np.uint32), one.token_ids, None, 1.0, Provenance.OWN)
+        row = TrainRow(np.array(prompt, np.uint32), one.token_ids, None, 1.0, Provenance.LOCAL)
         with torch.no_grad():
             logp = completion_logprobs(core.model, [row], 1.0).numpy()
         differences.append(np.abs(logp - one.logprobs))
@@ -317,7 +317,7 @@ def test_sampler_and_trainer_agree_on_a_gpu(tmp_path: Path) -> None:
 def test_out_of_memory_on_a_gpu_the_update_goes_on_with_smaller_micro_batches() -> None:
     core = TrainerCore(TINY, replace(SETTINGS, device="cuda", micro_batch_tokens=1 << 22))
     ids = np.arange(5, 105, dtype=np.uint32)
-    rows = [TrainRow(ids[:4], ids, None, (-1.0) ** n, Provenance.OWN) for n in range(4000)]
+    rows = [TrainRow(ids[:4], ids, None, (-1.0) ** n, Provenance.LOCAL) for n in range(4000)]
     _, total = torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction((1 << 30) / total)
     try:

@@ -95,7 +95,7 @@ batch = Batch(tuple(
     TrainRow(
         rng.integers(0, 63, 4).astype(np.uint32),
         rng.integers(0, 63, length).astype(np.uint32),
-        None, (-1.0) ** n, Provenance.OWN,
+        None, (-1.0) ** n, Provenance.LOCAL,
     )
     for n in range(16)
 ))

@@ -55,7 +55,7 @@ model, work = Path({str(random_qwen2)!r}), Path({str(tmp_path)!r})
 host = TrainerHost(model, work / "checkpoints", work, TrainerSettings.from_plain({plain!r}))
 ids = np.arange(4, 9, dtype=np.uint32)
 rows = tuple(
-    TrainRow(ids, ids, np.full(5, -1.0, np.float32), sign, Provenance.OWN) for sign in (1.0, -1.0)
+    TrainRow(ids, ids, np.full(5, -1.0, np.float32), sign, Provenance.LOCAL) for sign in (1.0, -1.0)
 )
 assert host.update(Batch(rows)).stats.skipped is None
 host.checkpoint({{}})

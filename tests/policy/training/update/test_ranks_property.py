@@ -24,7 +24,7 @@ class One(Ranks):
 
 def row(prompt: int, length: int, group: int) -> TrainRow:
     ids = np.ones(max(prompt, length), np.uint32)
-    return TrainRow(ids[:prompt], ids[:length], None, 1.0, Provenance.OWN, group=group)
+    return TrainRow(ids[:prompt], ids[:length], None, 1.0, Provenance.LOCAL, group=group)
 
 
 LENGTHS = st.integers(1, 40)

@@ -36,7 +36,7 @@ def row(
         rng.integers(0, largest, length).astype(np.uint32),
         logprobs,
         advantage,
-        Provenance.OWN,
+        Provenance.LOCAL,
     )
 
 

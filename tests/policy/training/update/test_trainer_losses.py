@@ -46,7 +46,7 @@ def row(advantage: float, seed: int, *, gap: float | None = None, group: int = 0
         rng.integers(0, 63, length).astype(np.uint32),
         None if gap is None else np.full(length, -math.log(64) - gap, np.float32),
         advantage,
-        Provenance.KIN,
+        Provenance.SAME_MODEL,
         group=group,
     )
 
@@ -97,7 +97,7 @@ def test_implausible_claims_count_and_are_taken_as_the_good_rows_alone(
 
 def test_plausible_claims_and_own_log_probs_are_used(random_qwen2: Path) -> None:
     stats = TrainerCore(random_qwen2, SETTINGS).update(
-        Batch((row(1.0, 1, gap=1.0), replace(row(-1.0, 2, gap=9.0), provenance=Provenance.OWN)))
+        Batch((row(1.0, 1, gap=1.0), replace(row(-1.0, 2, gap=9.0), provenance=Provenance.LOCAL)))
     )
     assert stats.implausible == 0
     assert stats.mean_ratio > 1.5
@@ -161,7 +161,7 @@ def test_rollouts_of_another_tokenizer_are_spelt_anew_and_learnt_from() -> None:
     texts = ["It is 10.", "True", "10", "é\N{SNOWMAN}"]
     completions = tuple(map(other.completion, texts))
     group = verified(
-        provenance=Provenance.FOREIGN,
+        provenance=Provenance.CROSS_MODEL,
         completions=completions,
         rewards=(1.0, 0.0, 0.0, 0.0),
         policy=PolicyRef(b"o" * 32, b"o" * 32, 3),
