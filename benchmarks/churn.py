@@ -158,7 +158,7 @@ def scale(
         def taken(account: str) -> tuple[int, float]:
             ACCOUNT.set(account)
             networks = [swarm.network for swarm in swarms[account]]
-            moved = sum(n.sent.total() + n.received.total() for n in networks)
+            moved = sum(n.bytes_sent.total() + n.bytes_received.total() for n in networks)
             return moved, loop.spent()
 
         await asyncio.sleep(2 * MINUTE)

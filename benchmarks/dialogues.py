@@ -151,7 +151,7 @@ class Learner:
         for family in self._environment.families:
             refs = [self._ref(family, held_out_seed("benchmark", n)) for n in range(tasks)]
             _, played = await self._play(refs, 1, 1)
-            found[family] = float(np.mean([each.heard.reward for (each,) in played]))
+            found[family] = float(np.mean([each.last_replay.reward for (each,) in played]))
         return found
 
     async def update(self, number: int, groups: int) -> Batch:
@@ -174,7 +174,7 @@ class Learner:
     def _group(
         self, ref: TaskRef, prompt: str, dialogues: Sequence[PlayedDialogue]
     ) -> VerifiedGroup:
-        rewards = tuple(each.heard.reward for each in dialogues)
+        rewards = tuple(each.last_replay.reward for each in dialogues)
         version = self._sampler.version
         group = RolloutGroup(
             ref,
@@ -194,14 +194,14 @@ def by_turn(rows: Sequence[TrainRow]) -> list[TrainRow]:
     found = []
     for row in rows:
         read, begin = row.prompt_ids, 0
-        for end, given in (*row.between, (row.completion_ids.size, ())):
+        for end, given in (*row.observations, (row.completion_ids.size, ())):
             said = row.completion_ids[begin:end]
             found.append(
                 replace(
                     row,
                     prompt_ids=read,
                     completion_ids=said,
-                    between=(),
+                    observations=(),
                     logprobs=None,
                     versions=None,
                 )
@@ -241,7 +241,7 @@ async def three_turns(model: Model, given: argparse.Namespace) -> None:
         learner = Learner(model, ThreeTurns(), settings, Path(place))
         await learner.start()
         rows = (await learner.update(0, given.groups)).rows
-        show_rows(model, [row for row in rows if len(row.between) == 2])
+        show_rows(model, [row for row in rows if len(row.observations) == 2])
 
 
 async def curve(name: str, model: Model, games: Dialogue, given: argparse.Namespace) -> None:

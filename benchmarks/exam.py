@@ -118,7 +118,7 @@ def train(model: str, seed: int, minutes: float, directory: Path) -> dict[str, A
 
 
 def tell(progress: Progress) -> None:
-    print(f"{progress.checkpoint}: {progress.done} of {progress.tasks}", file=sys.stderr)
+    print(f"{progress.checkpoint}: {progress.finished_tasks} of {progress.tasks}", file=sys.stderr)
 
 
 def examine(arguments: argparse.Namespace, home: Path) -> Iterator[tuple[str, Any]]:

@@ -50,7 +50,7 @@ async def measure(model: Path, work: Path, dtype: str, *, shared: bool) -> None:
     sampler = VllmSampler.from_directory(model, plan, deadlines=PATIENT)
     try:
         async with asyncio.TaskGroup() as group:
-            load = group.create_task(sampler.load(host.published, 0))
+            load = group.create_task(sampler.load(host.weights_path, 0))
             while not load.done():
                 peak.raise_to(Memory.of(os.getpid()))
                 await asyncio.wait([load], timeout=0.2)

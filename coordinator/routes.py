@@ -54,17 +54,17 @@ class ExchangedGroups(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation. `answer` None is plain text; `path` may hold the field of `inside` in braces.
-    Without a `body` type, a request has no body."""
+    """One operation. `answer` None is plain text; `path` may hold the field of `path_params` in
+    braces. Without a `body` type, a request has no body."""
 
     operation: str
     method: str
     path: str
-    who: Who
+    access: Who
     answer: type[Struct] | None
     body: type[Struct] | None = None
     query: type[Struct] = NoQuery
-    inside: type[Struct] = NoQuery
+    path_params: type[Struct] = NoQuery
 
 
 PUBLIC: Final = (
@@ -72,7 +72,9 @@ PUBLIC: Final = (
     Route("redeem", "POST", "/v1/redemptions", "anybody", api.Redeemed, api.Redemption),
     Route("introduce", "POST", "/v1/introductions", "member", api.Introduced, api.Introduction),
     Route("report", "POST", "/v1/reports", "member", api.ReportReceipt, api.Reported),
-    Route("report_of", "GET", "/v1/reports/{peer_id}", "member", api.ReportView, inside=PeerPath),
+    Route(
+        "report_of", "GET", "/v1/reports/{peer_id}", "member", api.ReportView, path_params=PeerPath
+    ),
     Route("members", "GET", "/v1/members", "member", api.MemberRows, query=MembersPage),
     Route("reputation", "GET", "/v1/reputation", "member", api.Reputation),
     Route("history", "GET", "/v1/history", "member", api.History, query=HistoryPage),
@@ -88,10 +90,12 @@ ADMIN: Final = (
     Route("metrics", "GET", "/metrics", "admin", None),
     Route("codes", "GET", "/v1/codes", "admin", api.Codes),
     Route("make_code", "POST", "/v1/codes", "admin", api.MadeCode, api.NewCode),
-    Route("withdraw", "DELETE", "/v1/codes/{code}", "admin", api.Codes, inside=CodePath),
+    Route("withdraw", "DELETE", "/v1/codes/{code}", "admin", api.Codes, path_params=CodePath),
     Route("trusted", "GET", "/v1/trusted", "admin", api.Trusted),
     Route("trust", "PUT", "/v1/trusted", "admin", api.Trusted, api.Trusted),
-    Route("forget", "DELETE", "/v1/reports/{peer_id}", "admin", api.Forgotten, inside=PeerPath),
+    Route(
+        "forget", "DELETE", "/v1/reports/{peer_id}", "admin", api.Forgotten, path_params=PeerPath
+    ),
 )
 
 

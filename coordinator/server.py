@@ -150,7 +150,7 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
             "reputation": lambda _: service.reputation(),
             "redeem": lambda request: redemptions.redeem(request.body),
             "report": lambda request: service.report(request.member, request.body),
-            "report_of": lambda request: service.report_of(request.inside.peer_id),
+            "report_of": lambda request: service.report_of(request.path_params.peer_id),
             "history": lambda request: service.history(
                 request.query.after, request.query.since, request.query.limit
             ),
@@ -180,10 +180,10 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
             "log": lambda _: service.log(),
             "codes": lambda _: redemptions.codes(),
             "make_code": lambda request: redemptions.make_code(request.body),
-            "withdraw": lambda request: redemptions.withdraw(request.inside.code),
+            "withdraw": lambda request: redemptions.withdraw(request.path_params.code),
             "trusted": lambda _: service.trusted(),
             "trust": lambda request: service.trust(request.body),
-            "forget": lambda request: service.forget(request.inside.peer_id),
+            "forget": lambda request: service.forget(request.path_params.peer_id),
         },
         clock=options.clock,
         token=_token(options.data / TOKEN_FILE),
@@ -238,7 +238,7 @@ def exposition(gauges: Mapping[str, float], *apis: Api) -> str:
 class _CoordinatorCollector:
     def __init__(self, gauges: Mapping[str, float], apis: Iterable[Api]) -> None:
         self._gauges = gauges
-        self._served = list(apis)
+        self._apis = list(apis)
 
     def collect(self) -> Iterator[Metric]:
         for name, description in _GAUGES.items():
@@ -247,12 +247,12 @@ class _CoordinatorCollector:
         seconds = _counter("request_seconds", "From a request's head to its answer.", "operation")
         refusals = _counter("refused", "Requests that were refused.", "reason")
         reasons: Counter[str] = Counter()
-        for application in self._served:
-            for (operation, status), count in sorted(application.served.items()):
+        for application in self._apis:
+            for (operation, status), count in sorted(application.request_counts.items()):
                 requests.add_metric([operation, str(status)], count)
             for operation, duration in sorted(application.seconds.items()):
                 seconds.add_metric([operation], duration)
-            reasons.update(application.refused)
+            reasons.update(application.refusals)
         for reason, count in sorted(reasons.items()):
             refusals.add_metric([reason], count)
         yield from (requests, seconds, refusals)

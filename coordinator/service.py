@@ -85,19 +85,19 @@ class Service:
         self._reports: dict[str, Report] = {}
         self._ratings: dict[str, dict[str, float]] = {}
         #: Groups refused for a fault of their author, by reporter and author; without zeros.
-        self._refused: dict[str, dict[str, int]] = {}
-        self._reported: dict[str, float] = {}
+        self._rejections: dict[str, dict[str, int]] = {}
+        self._report_times: dict[str, float] = {}
         self._events = EventLog()
         #: Epoch and addresses in the newest heartbeat of each member that left one.
-        self._heard: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._last_heartbeats: dict[str, tuple[int, tuple[str, ...]]] = {}
         self._issuer_reports = PeerGates(*_ISSUER_REPORTS)
-        self._seen: dict[str, float] = {}
-        self._stored: dict[str, float] = {}
+        self._seen_times: dict[str, float] = {}
+        self._stored_times: dict[str, float] = {}
         #: Members that were seen and are not in the database yet.
-        self._sighted: dict[str, StoredMember] = {}
-        self._trusted: list[str] = []
+        self._sightings: dict[str, StoredMember] = {}
+        self._trusted_names: list[str] = []
         self._last: SignedBatch | None = None
-        self._fresh = False
+        self._has_new_reports = False
         self._reputation = api.Reputation(0, 0.0, [])
 
     async def load(self) -> None:
@@ -109,15 +109,15 @@ class Service:
         for row in await self.store.run(self.store.members):
             if isinstance(self._members.admit(row.chain, row.peer_id), Rejected):
                 continue
-            self._seen[row.peer_id] = row.seen
+            self._seen_times[row.peer_id] = row.seen_at
             self._watch(row.peer_id, is_present=False)
             report = open_report(row.report or b"", self._swarm.swarm_id)
             if not isinstance(report, Rejected):
-                self._note(row.peer_id, report.body, row.reported)
+                self._note(row.peer_id, report.body, row.reported_at)
         raw = await self.store.run(self.store.last_batch)
         last = open_batch(raw or b"", self._swarm.swarm_id)
         self._last = None if isinstance(last, Rejected) else last
-        self._trusted = await self.store.run(self.store.trusted)
+        self._trusted_names = await self.store.run(self.store.trusted)
         await self._weigh()
 
     async def authenticate(
@@ -144,11 +144,11 @@ class Service:
             return member
         if not self._is_new(call.author_key + call_body.nonce, wall):
             return Rejected("duplicate", "the same request a second time")
-        self._seen[call.author] = wall
-        if wall - self._stored.get(call.author, 0.0) > _STORE_SECONDS:
+        self._seen_times[call.author] = wall
+        if wall - self._stored_times.get(call.author, 0.0) > _STORE_SECONDS:
             # With the next tick: a ticket makes any number of keys, and the disk is slow.
-            self._stored[call.author] = wall
-            self._sighted[call.author] = StoredMember(call.author, call.chain, wall)
+            self._stored_times[call.author] = wall
+            self._sightings[call.author] = StoredMember(call.author, call.chain, wall)
         return member
 
     def _is_new(self, call: bytes, wall: float) -> bool:
@@ -171,7 +171,7 @@ class Service:
                 return rejection
             if not self._members.is_member(caller.peer_id):
                 return Rejected("revoked", "the swarm's owner has revoked it")
-        self._heard[caller.peer_id] = record.head.epoch, record.head.addresses
+        self._last_heartbeats[caller.peer_id] = record.head.epoch, record.head.addresses
         self._introductions.leave(
             caller.peer_id, request.presence, caller.admitted_by.hex(), record.head.issued_ms
         )
@@ -196,7 +196,7 @@ class Service:
         old_report = self._reports.get(caller.peer_id)
         if old_report is not None and old_report.issued_ms >= body.issued_ms:
             return Rejected("duplicate", "a report that is as new is here")
-        if wall - self._reported.get(caller.peer_id, 0.0) < _REPORT_SECONDS:
+        if wall - self._report_times.get(caller.peer_id, 0.0) < _REPORT_SECONDS:
             return Rejected("rate", "a report every few minutes is enough")
         issuer = caller.admitted_by.hex()
         if not self._issuer_reports.take(issuer, self._clock.now()):
@@ -214,7 +214,7 @@ class Service:
             trained_external=body.trained_external,
         )
         self._note(caller.peer_id, body, wall)
-        self._fresh = True
+        self._has_new_reports = True
         await self.store.run(self.store.report, caller.peer_id, request.report, row, issuer)
         return api.ReportReceipt(self._last.body.number if self._last else 0)
 
@@ -224,8 +224,8 @@ class Service:
         wall = self._clock.wall()
         self._introductions.expire(wall)
         self._members.dismiss()
-        if self._fresh:
-            self._fresh = False
+        if self._has_new_reports:
+            self._has_new_reports = False
             reports = await self.store.run(self.store.waiting)
             items = [hashlib.sha256(raw_report).digest() for _, raw_report in reports]
             raw = next_batch(self._key, self._swarm.swarm_id, self._last, items, int(wall * 1000))
@@ -234,18 +234,18 @@ class Service:
             await self.store.run(self.store.add_batch, batch.body.number, raw, reports)
             self._last = batch
             await self._weigh()
-        recent_ids = sorted(self._seen, key=self._seen.__getitem__, reverse=True)
+        recent_ids = sorted(self._seen_times, key=self._seen_times.__getitem__, reverse=True)
         stay = set(in_turn(recent_ids, self._members.issuer, MAX_MEMBERS))
-        removed_ids = [peer_id for peer_id in self._seen if peer_id not in stay]
+        removed_ids = [peer_id for peer_id in self._seen_times if peer_id not in stay]
         for peer_id in removed_ids:
             self._forget(peer_id)
         refusals: Counter[str] = Counter()
-        for counts in self._refused.values():
+        for counts in self._rejections.values():
             refusals.update(counts)
-        for peer_id, seen_at in self._seen.items():
+        for peer_id, seen_at in self._seen_times.items():
             is_present = wall - seen_at < _PRESENT_SECONDS
             self._watch(peer_id, is_present=is_present, refusal_count=refusals[peer_id])
-        sightings, self._sighted = self._sighted, {}
+        sightings, self._sightings = self._sightings, {}
         await self.store.run(self.store.see, sightings.values())
         await self.store.run(self.store.tidy, wall, removed_ids)
 
@@ -254,7 +254,7 @@ class Service:
 
     def members(self, last_id: str, limit: int) -> api.MemberRows:
         """A page of all members that were here."""
-        peer_ids = sorted(peer_id for peer_id in self._seen if peer_id > last_id)
+        peer_ids = sorted(peer_id for peer_id in self._seen_times if peer_id > last_id)
         rows = [row for peer_id in peer_ids[:limit] if (row := self._row(peer_id)) is not None]
         return api.MemberRows(rows, peer_ids[limit - 1] if len(peer_ids) > limit else "")
 
@@ -296,7 +296,7 @@ class Service:
     def _shown(self) -> list[str]:
         """Return the members that reported last, by issuer in turn."""
         recent_ids = sorted(
-            self._seen, key=lambda peer: self._reported.get(peer, 0.0), reverse=True
+            self._seen_times, key=lambda peer: self._report_times.get(peer, 0.0), reverse=True
         )
         return in_turn(recent_ids, self._members.issuer, api.MAX_ROWS)
 
@@ -306,7 +306,7 @@ class Service:
         place = {peer_id: number for number, peer_id in enumerate(peers)}
         rows = []
         for learner in peers:
-            refusals = self._refused.get(learner, {})
+            refusals = self._rejections.get(learner, {})
             for author, useful_count in self._ratings.get(learner, {}).items():
                 if author in place and (useful_count or author in refusals):
                     refusal_count = refusals.get(author, 0)
@@ -318,19 +318,19 @@ class Service:
         return self._events.report()
 
     def trusted(self) -> api.Trusted:
-        return api.Trusted(self._trusted)
+        return api.Trusted(self._trusted_names)
 
     async def trust(self, request: api.Trusted) -> api.Trusted:
         """Replace the pre-trusted."""
         await self.store.run(self.store.trust, request.who)
-        self._trusted = sorted(set(request.who))
+        self._trusted_names = sorted(set(request.who))
         await self._weigh()
         return self.trusted()
 
     async def forget(self, peer_id: str) -> api.Forgotten:
         """Delete what a member reported."""
         rows = await self.store.run(self.store.forget, peer_id)
-        for table in (self._reports, self._ratings, self._refused, self._reported):
+        for table in (self._reports, self._ratings, self._rejections, self._report_times):
             table.pop(peer_id, None)
         await self._weigh()
         return api.Forgotten(rows)
@@ -339,7 +339,7 @@ class Service:
         """Return the ids of the members that came here, by the issuer keys (hex) of their
         tickets."""
         member_ids: dict[str, list[str]] = {}
-        for peer_id in sorted(self._seen):
+        for peer_id in sorted(self._seen_times):
             if (membership := self._members.shown(peer_id)) is not None:
                 member_ids.setdefault(membership[0].admitted_by.hex(), []).append(peer_id)
         return member_ids
@@ -347,7 +347,7 @@ class Service:
     def counts(self) -> Mapping[str, float]:
         """Figures for metrics."""
         return {
-            "members": len(self._seen),
+            "members": len(self._seen_times),
             "introductions": len(self._introductions),
             "reports": len(self._reports),
             "batch_number": self._last.body.number if self._last else 0,
@@ -365,8 +365,8 @@ class Service:
             issuer_key=member.admitted_by.hex(),
             until=member.until,
             standing=status,
-            seen=self._seen[peer_id],
-            reported=self._reported.get(peer_id, 0.0),
+            seen=self._seen_times[peer_id],
+            reported=self._report_times.get(peer_id, 0.0),
             introduced=peer_id in self._introductions,
         )
         report = self._reports.get(peer_id)
@@ -391,22 +391,22 @@ class Service:
         """Compute the reputation anew from the reports of present members. With the most members
         that there may be it takes a second, so no request waits for it."""
         issuer, names = {}, {}
-        for peer_id in self._seen:
+        for peer_id in self._seen_times:
             member = self._members.check(peer_id)
             if isinstance(member, Member):
                 issuer[peer_id], names[peer_id] = member.admitted_by.hex(), member.name
         ratings = {rater: scores for rater, scores in self._ratings.items() if rater in issuer}
-        trusted_ids = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted)}
+        trusted_ids = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted_names)}
         shares = await asyncio.to_thread(trust, ratings, issuer, trusted_ids)
         self._reputation = rated(shares, issuer, ratings)
 
     def _forget(self, peer_id: str) -> None:
         self._introductions.drop(peer_id)
-        for table in (self._reports, self._ratings, self._refused, self._reported):
+        for table in (self._reports, self._ratings, self._rejections, self._report_times):
             table.pop(peer_id, None)
-        for state in (self._seen, self._stored, self._heard):
+        for state in (self._seen_times, self._stored_times, self._last_heartbeats):
             state.pop(peer_id, None)
-        self._sighted.pop(peer_id, None)
+        self._sightings.pop(peer_id, None)
 
     def _note(self, peer_id: str, report: Report, at: float) -> None:
         self._reports[peer_id] = msgspec.structs.replace(report, peers=())
@@ -414,8 +414,8 @@ class Service:
             peer_id_of(figures.key): _useful(figures) for figures in report.peers
         }
         faults = {peer_id_of(figures.key): _faults(figures) for figures in report.peers}
-        self._refused[peer_id] = {author: count for author, count in faults.items() if count}
-        self._reported[peer_id] = at
+        self._rejections[peer_id] = {author: count for author, count in faults.items() if count}
+        self._report_times[peer_id] = at
 
     def _watch(self, peer_id: str, *, is_present: bool, refusal_count: int = 0) -> None:
         """Log what happened to a member since the last look. `refusal_count` counts its groups that
@@ -424,7 +424,7 @@ class Service:
         if membership is None:
             return
         member, status = membership
-        epoch, addresses = self._heard.get(peer_id, (0, ()))
+        epoch, addresses = self._last_heartbeats.get(peer_id, (0, ()))
         issuer = member.admitted_by.hex()
         groups = {"groups": refusal_count}
         sight = Sight(member.name, issuer, status, is_present, epoch, addresses, groups)

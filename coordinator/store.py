@@ -73,8 +73,8 @@ class StoredMember:
 
     peer_id: str
     chain: tuple[bytes, bytes]
-    seen: float
-    reported: float = 0.0
+    seen_at: float
+    reported_at: float = 0.0
     report: bytes | None = None
 
 
@@ -112,7 +112,7 @@ class Store(Database):
         with self._transaction() as db:
             db.executemany(
                 "INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?)",
-                [(member.peer_id, *member.chain, member.seen) for member in members],
+                [(member.peer_id, *member.chain, member.seen_at) for member in members],
             )
 
     def report(self, peer_id: str, raw_report: bytes, row: ReportRow, issuer: str) -> None:

@@ -78,7 +78,7 @@ class CheckedRequest:
     caller: Member | None
     body: Any
     query: Any
-    inside: Any
+    path_params: Any
 
     @property
     def member(self) -> Member:
@@ -117,14 +117,14 @@ class Api:
         self._metrics_token = metrics_token
         self._admits = admits
         self._behind_proxy = behind_proxy
-        self._all = TokenBucket(*_ALL)
+        self._total_bucket = TokenBucket(*_ALL)
         self._addresses = PeerGates(*_ADDRESS, capacity=4096)
         self._issuers = PeerGates(*_ISSUER)
         self._members = PeerGates(*_MEMBER, capacity=4096)
         #: Requests by (operation, status), seconds by operation, and refusals by reason.
-        self.served: Counter[tuple[str, int]] = Counter()
+        self.request_counts: Counter[tuple[str, int]] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.refused: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
         self.app = web.Application(middlewares=[self._answered], client_max_size=api.MAX_BODY_BYTES)
         for route in routes:
             self.app.router.add_route(route.method, aiohttp_path(route.path), self._handler(route))
@@ -137,11 +137,11 @@ class Api:
             except SwarmNodeError as error:
                 _log.error("a request failed", operation=route.operation, error=str(error))
                 answer = Rejected("storage", "the coordinator cannot store this now")
-            response = answered(answer, refused_call=route.who == "member")
-            rejection = answer.why if isinstance(answer, CallerRefused) else answer
+            response = answered(answer, refused_call=route.access == "member")
+            rejection = answer.rejection if isinstance(answer, CallerRefused) else answer
             if isinstance(rejection, Rejected):
-                self.refused[rejection.reason] += 1
-            self.served[route.operation, response.status] += 1
+                self.refusals[rejection.reason] += 1
+            self.request_counts[route.operation, response.status] += 1
             self.seconds[route.operation] += time.perf_counter() - start
             return response
 
@@ -172,7 +172,7 @@ class Api:
     def _takes(self, request: web.Request) -> bool:
         """Check that this address is within its rate, and count the request."""
         now = self._clock.now()
-        return self._addresses.take(self._address(request), now) and self._all.take(now)
+        return self._addresses.take(self._address(request), now) and self._total_bucket.take(now)
 
     def _admitted(self, caller: Member) -> bool:
         """Check that this member and its issuer are within their rates, and count the request."""
@@ -190,10 +190,10 @@ class Api:
     async def _caller(
         self, route: Route, request: web.Request, body: bytes
     ) -> Member | Rejected | None:
-        if route.who == "anybody":
+        if route.access == "anybody":
             return None
         header = request.headers.get("Authorization", "")
-        if route.who == "admin":
+        if route.access == "admin":
             tokens = [self._token, *([self._metrics_token] if route.answer is None else [])]
             token, looks = bearer(header), request.method == "GET"
             if is_one_of(token, filter(None, tokens)) or (looks and self._admits(token)):
@@ -254,13 +254,13 @@ class Api:
 class CallerRefused:
     """Reason why the caller is refused."""
 
-    why: Rejected
+    rejection: Rejected
 
 
 def answered(answer: Any, *, refused_call: bool) -> web.StreamResponse:
     """The response of an operation: a struct, its JSON, a text, or a refusal."""
     if isinstance(answer, CallerRefused):
-        rejection = answer.why
+        rejection = answer.rejection
         unsigned = rejection.reason in _UNSIGNED or rejection.reason == "token"
         status = 401 if unsigned or not refused_call else 403
         response = problem(status, rejection.reason, rejection.detail)
@@ -309,8 +309,8 @@ def _decoded(
             None if route.body is None else msgspec.json.decode(body, type=route.body),
             msgspec.convert(dict(query), route.query, strict=False),
             NoQuery()
-            if route.inside is NoQuery
-            else msgspec.convert(dict(request.match_info), route.inside, strict=False),
+            if route.path_params is NoQuery
+            else msgspec.convert(dict(request.match_info), route.path_params, strict=False),
         )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return Rejected("schema", printable(str(error)))

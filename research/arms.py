@@ -130,11 +130,13 @@ class Regime:
         return TINY if self.recipe is None else str(build_once(self.recipe, directory, self.preset))
 
 
-_SPARSE = Recipe(noise=Noise(bare=0.005, wrong=0.04, evasive=0.20))
+_SPARSE = Recipe(noise=Noise(bare_share=0.005, wrong_share=0.04, evasive_share=0.20))
 REGIMES: Mapping[str, Regime] = {
     "dense": Regime(),
     "sparse": Regime(_SPARSE),
-    "very-sparse": Regime(Recipe(noise=Noise(bare=0.002, wrong=0.02, evasive=0.25))),
+    "very-sparse": Regime(
+        Recipe(noise=Noise(bare_share=0.002, wrong_share=0.02, evasive_share=0.25))
+    ),
     "specialised": Regime(_SPARSE, specialised=2),
     "headroom": Regime(Recipe(), preset="long"),
 }

@@ -32,7 +32,9 @@ from swarm_node.simulation.report import SimulationReport
 ALONE = "8/0"
 KINDS = ("strong", "weak")
 #: 77 thousand weights, other tokens, and a corpus with one right, bare answer in 33.
-WEAK = Recipe("small", "words", Noise(bare=0.03, wrong=0.15, evasive=0.20), steps=1000)
+WEAK = Recipe(
+    "small", "words", Noise(bare_share=0.03, wrong_share=0.15, evasive_share=0.20), steps=1000
+)
 _LABELS = ("nodes", "with", "arm")
 
 

@@ -165,7 +165,7 @@ class _StudySwarm(swarm.Swarm):
         if not self.scenario.late:
             return {}
         history = self.members[-1].history
-        late = LateNode(history.curve, history.made, history.external)
+        late = LateNode(history.curve, history.sampled, history.external)
         return {"newcomer": msgspec.to_builtins(late)}
 
     def node_figures(self, member: SwarmMember) -> dict[str, Any]:

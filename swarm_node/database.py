@@ -44,7 +44,7 @@ class Database:
         """
         self._path = path
         self._lock = threading.RLock()
-        self._alone = _locked(path) if exclusive else None
+        self._lock_fd = _locked(path) if exclusive else None
         with self._explained():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._connection = sqlite3.connect(
@@ -61,10 +61,12 @@ class Database:
         """Merge the write-ahead log into the file and close it."""
         with self._lock, self._explained():
             self._connection.close()
-            if self._alone is not None:
-                fcntl.flock(self._alone, fcntl.LOCK_UN)  # a fork may have the file open for longer
-                os.close(self._alone)
-                self._alone = None
+            if self._lock_fd is not None:
+                fcntl.flock(
+                    self._lock_fd, fcntl.LOCK_UN
+                )  # a fork may have the file open for longer
+                os.close(self._lock_fd)
+                self._lock_fd = None
 
     def _prepare(self, tables: str, layout: int, program: str) -> None:
         self._connection.execute("PRAGMA journal_mode = WAL")

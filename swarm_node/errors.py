@@ -143,17 +143,17 @@ class SlowStartError(TransportError):
 
 class RefusedError(TransportError):
     """The peer refused the request. The message is the peer's and decides nothing. `code` is that
-    of the refusal (p2p/wire/reasons.py), "" for words that are none, and `named` the reason or
-    protocol that it names. `apart` are the seconds between the time that decided and the peer's
-    clock, None if it names none."""
+    of the refusal (p2p/wire/reasons.py), "" for words that are none, and `detail` the reason or
+    protocol that it names. `clock_skew` are the seconds between the time that decided and the
+    peer's clock, None if it names none."""
 
     def __init__(
         self, message: str, code: str = "", detail: str = "", clock_skew: int | None = None
     ) -> None:
         super().__init__(message)
         self.code = code
-        self.named = detail
-        self.apart = clock_skew
+        self.detail = detail
+        self.clock_skew = clock_skew
 
 
 class CoordinatorError(SwarmNodeError):

@@ -85,11 +85,11 @@ class EarlierTurn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ranking:
-    """Log-probs of the policy itself, at temperature 1 and over all tokens: `sampled` f32[T] of the
-    completion's tokens. At each of their places, `ids` u32[T, K] and `logprobs` f32[T, K] are the K
-    likeliest tokens, the likeliest first."""
+    """Log-probs of the policy itself, at temperature 1 and over all tokens: `sampled_logprobs`
+    f32[T] of the completion's tokens. At each of their places, `ids` u32[T, K] and `logprobs`
+    f32[T, K] are the K likeliest tokens, the likeliest first."""
 
-    sampled: NDArray[np.float32]
+    sampled_logprobs: NDArray[np.float32]
     ids: NDArray[np.uint32]
     logprobs: NDArray[np.float32]
 
@@ -99,22 +99,22 @@ class Completion:
     """One answer, or all that the policy said in a dialogue. `token_ids` u32[T] are those that it
     sampled, and no other's; they include the end token when `finish` is STOP. `logprobs` f32[T] are
     natural logs under the sampling distribution (after temperature). `text` and `finish` are those
-    of the last turn, and `earlier` has the turns before it: none in an answer to one question.
-    `ranking` is there if it was requested."""
+    of the last turn, and `earlier_turns` has the turns before it: none in an answer to one
+    question. `ranking` is there if it was requested."""
 
     text: str
     token_ids: NDArray[np.uint32]
     logprobs: NDArray[np.float32]
     spans: tuple[VersionSpan, ...]
     finish: Finish
-    earlier: tuple[EarlierTurn, ...] = ()
+    earlier_turns: tuple[EarlierTurn, ...] = ()
     ranking: Ranking | None = None
 
     def __post_init__(self) -> None:
         if self.token_ids.shape != self.logprobs.shape or self.token_ids.ndim != 1:
             raise ValueError("token_ids and logprobs must be one-dimensional and of equal length")
         ends = self.ends
-        if self.earlier and any(b <= a for a, b in zip((0, *ends), ends, strict=False)):
+        if self.earlier_turns and any(b <= a for a, b in zip((0, *ends), ends, strict=False)):
             raise ValueError("every turn of a dialogue needs a token")
         if len(ends) > MAX_TURNS:
             raise ValueError(f"a dialogue has at most {MAX_TURNS} turns")
@@ -122,12 +122,12 @@ class Completion:
     @property
     def said(self) -> tuple[str, ...]:
         """The texts of all turns."""
-        return (*(turn.text for turn in self.earlier), self.text)
+        return (*(turn.text for turn in self.earlier_turns), self.text)
 
     @property
     def ends(self) -> tuple[int, ...]:
         """The place where each turn ends among the tokens."""
-        return (*(turn.end for turn in self.earlier), self.token_ids.size)
+        return (*(turn.end for turn in self.earlier_turns), self.token_ids.size)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -161,10 +161,11 @@ class RolloutGroup:
 class VerifiedGroup:
     """A group after this node derived the task and scored every completion itself.
 
-    `id` is the content id of the sealed bytes (34 bytes), `author` the peer id, and `arrived` this
-    node's policy version when the group was admitted. Age is counted in this node's updates, so
-    that no wall clock decides. `replies` are what the environment said in a dialogue, derived here:
-    for each completion, one reply between every two turns. Answers to one question have none."""
+    `id` is the content id of the sealed bytes (34 bytes), `author` the peer id, and
+    `arrival_version` this node's policy version when the group was admitted. Age is counted in this
+    node's updates, so that no wall clock decides. `replies` are what the environment said in a
+    dialogue, derived here: for each completion, one reply between every two turns. Answers to one
+    question have none."""
 
     id: bytes
     author: str
@@ -172,7 +173,7 @@ class VerifiedGroup:
     group: RolloutGroup
     prompt: str
     rewards: tuple[float, ...]
-    arrived: int
+    arrival_version: int
     replies: tuple[tuple[str, ...], ...] = ()
 
     @property

@@ -102,9 +102,9 @@ _Result = TypeVar("_Result")
 @dataclass(frozen=True, slots=True)
 class StoredGroup:
     """A group as sealed by its author: `id` is the content id of `blob`, (epoch, seq) its place in
-    the author's log. `rewards` are those that this node computed. `arrived` is this node's policy
-    version when it was stored. `uses` counts the updates that began with it. No two stored groups
-    have one of their `digests` in common (`p2p/exchange/verify.py`)."""
+    the author's log. `rewards` are those that this node computed. `arrival_version` is this node's
+    policy version when it was stored. `uses` counts the updates that began with it. No two stored
+    groups have one of their `digests` in common (`p2p/exchange/verify.py`)."""
 
     id: bytes
     author: str
@@ -114,7 +114,7 @@ class StoredGroup:
     blob: bytes
     prompt: str
     rewards: tuple[float, ...]
-    arrived: int
+    arrival_version: int
     uses: int = 0
     digests: tuple[bytes, ...] = ()
 
@@ -382,7 +382,7 @@ def _insert(db: sqlite3.Connection, rows: Sequence[StoredGroup]) -> None:
         [
             (
                 *(row.id, row.author, row.epoch, row.seq, row.provenance.value, row.blob),
-                *(row.prompt, array("d", row.rewards).tobytes(), row.arrived, row.uses),
+                *(row.prompt, array("d", row.rewards).tobytes(), row.arrival_version, row.uses),
                 len(row.blob),
             )
             for row in rows
@@ -399,7 +399,7 @@ def _group(row: Sequence[Any]) -> StoredGroup:
     return StoredGroup(
         *(identifier, author, epoch, seq, Provenance(provenance), blob, prompt),
         rewards=tuple(array("d", rewards)),
-        arrived=arrival,
+        arrival_version=arrival,
         uses=uses,
     )
 

@@ -72,7 +72,7 @@ def dialogue(
     earlier = tuple(
         EarlierTurn(text, end) for (text, _), end in zip(turns, ends[:-1], strict=False)
     )
-    return replace(completion(ids, turns[-1][0], finish), earlier=earlier)
+    return replace(completion(ids, turns[-1][0], finish), earlier_turns=earlier)
 
 
 def verified(
@@ -108,7 +108,7 @@ def verified(
         ),
         prompt=prompt,
         rewards=tuple(rewards),
-        arrived=arrived,
+        arrival_version=arrived,
         replies=tuple(map(tuple, replies)),
     )
 
@@ -199,7 +199,7 @@ def write_model(path: Path, **shape: Any) -> Path:
 
 def replay_settings(**changes: Any) -> ReplaySettings:
     """Settings of a replay buffer: four groups of each kind, and `changes`."""
-    return ReplaySettings(**{"own": 4, "external": 4, "max_staleness": 8} | changes)
+    return ReplaySettings(**{"local": 4, "external": 4, "max_staleness": 8} | changes)
 
 
 def trainer_settings(**changes: Any) -> TrainerSettings:

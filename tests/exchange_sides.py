@@ -49,7 +49,7 @@ CODEC = Codec.from_directory(MODEL)
 POLICY = PolicyRef(*policy_digests(MODEL), 3)
 #: That of the default settings. All sides share it and only read it.
 ENVIRONMENT = create_environment("drills", {})
-WANTS = Wants(groups=50.0, size=4096, external=1.0)
+WANTS = Wants(groups=50.0, size=4096, external_ratio=1.0)
 
 
 class Side:

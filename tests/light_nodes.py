@@ -42,7 +42,7 @@ from swarm_node.simulation.virtual_time import VirtualTimeLoop
 from swarm_node.storage import Storage
 
 POLL_SECONDS = 2.0
-WANTS = Wants(groups=50.0, size=4096, external=1.0)
+WANTS = Wants(groups=50.0, size=4096, external_ratio=1.0)
 #: As the real transport waits for a stream that nobody opens.
 OPEN_SECONDS = 10.0
 

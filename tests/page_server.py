@@ -98,7 +98,7 @@ def events(nodes: int) -> EventLog:
         seen = Sight(f"node {number}", f"{number:02}", "member", True, 1, ("/ip4/10.0.0.1/tcp/1",))
         log.see(peer(number).peer_id, seen, began + number)
     if nodes > 1:
-        moved = replace(seen, name=HOSTILE, addresses=(HOSTILE,), refused={HOSTILE: 2})
+        moved = replace(seen, name=HOSTILE, addresses=(HOSTILE,), rejections={HOSTILE: 2})
         log.see(peer(nodes - 1).peer_id, moved, began + 3600)
         log.see(peer(0).peer_id, Sight("node 0", "00", "member", False, 2), began + 7200)
     return log

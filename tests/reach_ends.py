@@ -18,7 +18,7 @@ from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 WHO = "/swarm-node/who/1"
 #: Nobody listens there.
 NOWHERE = "/ip4/127.0.0.1/tcp/1"
-WANTS = Wants(groups=200.0, size=400_000, external=1.0)
+WANTS = Wants(groups=200.0, size=400_000, external_ratio=1.0)
 
 
 class End:

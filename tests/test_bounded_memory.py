@@ -33,7 +33,7 @@ class Peak:
             self.seen.append(buffer)
         stats = buffer.stats()
         self.own, self.external = max(self.own, stats.local), max(self.external, stats.external)
-        self.remembered = max(self.remembered, len(buffer._departed), len(buffer._uncollected))
+        self.remembered = max(self.remembered, len(buffer._departed_ids), len(buffer._uncollected))
         self.of_one_author = max([self.of_one_author, *buffer._holdings.values()])
 
 
@@ -56,7 +56,7 @@ def test_buffers_stay_within_their_bounds_at_a_hundredfold_difference(
     report = simulate(scenario, simulation_settings(0, {"experience.local": 8}))
     assert len(peak.seen) == 2
     settings = peak.seen[0].settings
-    waiting = 2 * (settings.own + settings.external)
+    waiting = 2 * (settings.local + settings.external)
     assert peak.own <= waiting
     assert peak.external <= settings.capacity_external
     assert peak.of_one_author <= settings.peer_quota
@@ -66,4 +66,4 @@ def test_buffers_stay_within_their_bounds_at_a_hundredfold_difference(
         assert node.trained_own <= node.groups_made <= node.trained_own + waiting
         assert node.updates + node.skipped_updates == rounds
     # The case is real: a fast sampler makes the next update's groups too, a slow one few of them.
-    assert (peak.own >= 1.5 * (settings.own + settings.external)) is full
+    assert (peak.own >= 1.5 * (settings.local + settings.external)) is full

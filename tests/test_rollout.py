@@ -20,7 +20,7 @@ def test_an_answer_is_a_dialogue_of_one_turn() -> None:
 @pytest.mark.parametrize("ends", [(0,), (2,), (1, 1), (3,), (-1,)])
 def test_a_turn_without_a_token_is_none(ends: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="a token"):
-        replace(completion([5, 6]), earlier=tuple(EarlierTurn("x", end) for end in ends))
+        replace(completion([5, 6]), earlier_turns=tuple(EarlierTurn("x", end) for end in ends))
 
 
 def test_a_dialogue_has_at_most_sixteen_turns() -> None:

@@ -32,7 +32,7 @@ def group(
         blob=f"sealed {author} {seq}".encode(),
         prompt=f"Question {seq}?",
         rewards=(0.0, 1.0, 1 / 3),
-        arrived=seq * 2,
+        arrival_version=seq * 2,
     )
 
 

@@ -141,7 +141,7 @@ def _group(author: str, epoch: int, seq: int, provenance: Provenance) -> StoredG
         blob=b"sealed",
         prompt="q",
         rewards=(seq / 7, 0.0),
-        arrived=seq,
+        arrival_version=seq,
     )
 
 

@@ -33,5 +33,5 @@ def test_every_way_in_has_a_row_with_gate_price_and_test() -> None:
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if "`test_" in line]
     assert [row for row in rows if len(row) != 4 or not all(map(str.strip, row))] == []
     ways = {f"`{protocol.name}`" for protocol in PROTOCOLS} | {f"table `{call}`" for call in CALLS}
-    ways |= {f"coordinator `{route.who}`" for route in (*PUBLIC, *ADMIN)}
+    ways |= {f"coordinator `{route.access}`" for route in (*PUBLIC, *ADMIN)}
     assert {row[0] for row in rows} >= ways

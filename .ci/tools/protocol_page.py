@@ -32,7 +32,7 @@ def tables() -> dict[str, str]:
         ),
         "limits": _table(("of", "stack", "at most", "above it"), LIMITS),
         "refusals": "\n".join(
-            f"* `{r.text}{_TAILS[r.names]}` ({r.used}): {r.meaning}" for r in REFUSALS
+            f"* `{r.text}{_TAILS[r.names]}` ({r.protocols}): {r.meaning}" for r in REFUSALS
         ),
         "reasons": "\n\n".join(_class(blame, name) for blame, name in _CLASSES.items()),
     }

@@ -362,7 +362,7 @@ def build_tiny(
     from swarm_node.policy.models.build_tiny import shipped_recipe
     from swarm_node.simulation.building import build_with_progress
 
-    shares = {"bare": bare, "wrong": wrong, "evasive": evasive}
+    shares = {"bare_share": bare, "wrong_share": wrong, "evasive_share": evasive}
     build_with_progress(
         out, shipped_recipe(corpus, shares, size=size, tokenizer=tokenizer, steps=steps, seed=seed)
     )

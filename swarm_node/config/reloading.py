@@ -27,7 +27,7 @@ class Reloading:
 
     def __init__(self, sources: Sources, settings: Settings) -> None:
         self._sources = sources
-        self._loaded = settings
+        self._settings = settings
 
     def reload(self, settings: Settings) -> tuple[Settings, Reloaded]:
         """Return `settings`, those in use, with the values that can be taken over; and the report.
@@ -40,10 +40,10 @@ class Reloading:
         except ConfigError as error:
             _log.warning("the settings stay as they are", error=str(error))
             raise
-        changed_keys = differing(self._loaded, new_settings)
+        changed_keys = differing(self._settings, new_settings)
         applied_keys = [key for key in changed_keys if at_once(key)]
         pending_keys = [key for key in changed_keys if key not in applied_keys]
-        self._loaded = with_values(self._loaded, new_settings, applied_keys)
+        self._settings = with_values(self._settings, new_settings, applied_keys)
         _log.info(
             "settings read again", applied=",".join(applied_keys), pending=",".join(pending_keys)
         )

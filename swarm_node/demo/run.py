@@ -60,7 +60,7 @@ async def run_demo(
     settings = load_settings({"sampling.engine": sampler})
     if sampler == "vllm":
         machine = this_machine(settings)
-        choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
+        choose_engine(settings.sampling.engine, machine.placement.device, machine.vllm)
     console = Console()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

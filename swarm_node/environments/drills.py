@@ -43,7 +43,7 @@ class Ending(NamedTuple):
     """A mark that right answers of a family end in, and the sentence that asks for it."""
 
     mark: str
-    wanted: str
+    request: str
 
 
 Generator = Callable[[Draws, int], Exercise]

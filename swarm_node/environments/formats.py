@@ -23,7 +23,7 @@ _LEAST_NULLS: Final = 4
 class Kind(NamedTuple):
     """A kind of file that is refused: what people call it, and what to do with it."""
 
-    what: str
+    description: str
     remedy: str
 
 

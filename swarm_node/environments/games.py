@@ -68,7 +68,7 @@ class _Game(Protocol):
 
 
 class _Guess(NamedTuple):
-    three: tuple[int, ...]
+    choices: tuple[int, ...]
     secret: int
 
     @classmethod
@@ -83,7 +83,7 @@ class _Guess(NamedTuple):
 
     @property
     def question(self) -> str:
-        low, middle, high = self.three
+        low, middle, high = self.choices
         return f"Guess my number: {low}, {middle} or {high}."
 
     @property
@@ -99,12 +99,12 @@ class _Guess(NamedTuple):
         hints = [(int(guess), reply) for guess, reply in zip(texts[::2], texts[1::2], strict=True)]
         candidates = [
             number
-            for number in self.three
+            for number in self.choices
             if all(
                 number > guess if reply == "higher" else number < guess for guess, reply in hints
             )
         ]
-        return str(candidates[draws.below(len(candidates))]), str(self.three[draws.below(3)])
+        return str(candidates[draws.below(len(candidates))]), str(self.choices[draws.below(3)])
 
 
 class _Calc(NamedTuple):
@@ -140,7 +140,7 @@ class _Calc(NamedTuple):
 
 
 class _Weigh(NamedTuple):
-    three: str
+    objects: str
     heavier: str
 
     @classmethod
@@ -154,8 +154,8 @@ class _Weigh(NamedTuple):
 
     @property
     def question(self) -> str:
-        pair = ":".join(self.three[:2])
-        return f"One of {', '.join(self.three)} is heavier. Say {pair} and I weigh these two."
+        pair = ":".join(self.objects[:2])
+        return f"One of {', '.join(self.objects)} is heavier. Say {pair} and I weigh these two."
 
     @property
     def right(self) -> str:
@@ -163,7 +163,7 @@ class _Weigh(NamedTuple):
 
     def reply(self, last: str) -> str | None:
         pair = _PAIR.fullmatch(last)
-        if pair is None or pair[1] == pair[2] or not {*pair.groups()} <= {*self.three}:
+        if pair is None or pair[1] == pair[2] or not {*pair.groups()} <= {*self.objects}:
             return None
         if self.heavier not in pair.groups():
             return "equal"
@@ -172,9 +172,9 @@ class _Weigh(NamedTuple):
     def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
         index = draws.below(3)
         if texts:
-            return self.heavier, self.three[index]
-        partner = self.three[(index + 1 + draws.below(2)) % 3]
-        return ":".join(self.three[:2]), f"{self.three[index]}:{partner}"
+            return self.heavier, self.objects[index]
+        partner = self.objects[(index + 1 + draws.below(2)) % 3]
+        return ":".join(self.objects[:2]), f"{self.objects[index]}:{partner}"
 
 
 _DRAWN: Mapping[str, Callable[[Draws, int, int], _Game]] = {

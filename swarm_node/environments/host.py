@@ -172,7 +172,7 @@ class ProcessEnvironmentHost:
         self._derive_seconds = derive_seconds
         self._score_seconds = score_seconds
         self._said_seconds = 0.0
-        self._wary = 0
+        self._wary_batches = 0
         self._options = options
         self._environment = EnvironmentProcess(name, options)
         self._families = tuple(families)
@@ -248,10 +248,10 @@ class ProcessEnvironmentHost:
                 limits = Limits(self._derive_seconds, self._seconds(len(sent_parts)))
                 request = scoring(judge, sent_parts)
                 result = await PeersAttempts(judge, _plain(ref), request, limits).score()
-                peer_verdicts = result.given or [TextVerdict(0.0)] * len(sent_parts)
+                peer_verdicts = result.answers or [TextVerdict(0.0)] * len(sent_parts)
                 return replace(
                     judgement(result.prompt, parts, peer_verdicts),
-                    lost=result.blamed,
+                    loss_reason=result.blamed,
                     unjudged=result.unjudged,
                     seconds=result.seconds,
                 )
@@ -286,13 +286,13 @@ class ProcessEnvironmentHost:
     ) -> Sequence[tuple[str, list[TextVerdict]]] | None:
         """Prompts and verdicts of own groups from one request. None if one of them ended the judge,
         or one did lately: to find it, they are judged group by group."""
-        if self._wary:
-            self._wary -= 1
+        if self._wary_batches:
+            self._wary_batches -= 1
             return None
         try:
             return await self._judges["own"].score_groups(groups, self._derive_seconds)
         except (JudgeLostError, UnknownTaskError):
-            self._wary = WARY_BATCHES
+            self._wary_batches = WARY_BATCHES
             return None
 
     async def replay(
@@ -309,7 +309,7 @@ class ProcessEnvironmentHost:
                 limits = Limits(self._derive_seconds, self._seconds(len(sent_parts)) * turns)
                 request = replaying(judge, sent_parts)
                 result = await PeersAttempts(judge, _plain(ref), request, limits).score()
-                replays = replayed(parts, result.given) if result.given else ()
+                replays = replayed(parts, result.answers) if result.answers else ()
                 reasons = result.blamed, result.unjudged
                 return JudgedDialogues(result.prompt, replays, *reasons, seconds=result.seconds)
             prompt = await self._prompt(judge, ref)

@@ -46,14 +46,14 @@ _SHOWN_LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question with its right answer, which is a letter if there are `choices`. `unshown` is
-    true for a row whose choices the prompt does not show, and `pointing` if its right answer only
-    says which of them it is."""
+    """One question with its right answer, which is a letter if there are `choices`. `hides_choices`
+    is true for a row whose choices the prompt does not show, and `pointing` if its right answer
+    only says which of them it is."""
 
     question: str
     answer: str
     choices: tuple[str, ...] = ()
-    unshown: bool = False
+    hides_choices: bool = False
     pointing: bool = False
 
 
@@ -133,7 +133,7 @@ class _Jsonl:
     ) -> None:
         self.families = tuple(families)
         self.version = version
-        self.held_out_bounds = {name: family.bound for name, family in families.items()}
+        self.held_out_bounds = {name: family.held_out_bound for name, family in families.items()}
         self.sizes = {name: family.size for name, family in families.items()}
         self.notes, self.warnings = messages
         self._rows = families
@@ -208,7 +208,10 @@ def _example(value: dict[str, Any], names: Fields, *, with_choices: bool) -> Exa
             return Example(question, right)
         _, raw_answer = answer_of(value, names.answer)
         return Example(
-            question, right, unshown=True, pointing=points_at(raw_answer, right, hidden_choices)
+            question,
+            right,
+            hides_choices=True,
+            pointing=points_at(raw_answer, right, hidden_choices),
         )
     choices = choices_of(value, names.choices)
     field, raw_answer = answer_of(value, names.answer)
@@ -235,7 +238,7 @@ def _warnings(name: str, family: Family[Example]) -> Iterator[str]:
         ConfigError: most right answers say which choice is right, and no prompt shows choices.
     """
     rows = [*family.training, *family.held_out]
-    count, index_count = sum(row.unshown for row in rows), sum(row.pointing for row in rows)
+    count, index_count = sum(row.hides_choices for row in rows), sum(row.pointing for row in rows)
     if 2 * index_count > len(rows):
         raise refuse(
             "scoring",
@@ -247,7 +250,7 @@ def _warnings(name: str, family: Family[Example]) -> Iterator[str]:
             f"{name}: {count:,} rows have choices, which only environment.options.scoring=choice "
             f"shows; {index_count:,} right answers are letters or indices of them"
         )
-    if family.repeated and (lines := _contradicting(family)):
+    if family.repeat_count and (lines := _contradicting(family)):
         line_numbers = ", ".join(map(str, lines[:_SHOWN_LINES]))
         yield (
             f"{name}: {len(lines):,} rows repeat a question with another right answer, such as "

@@ -17,16 +17,16 @@ _FLAWS = frozenset({"ended", "reply"})
 
 @dataclass(frozen=True, slots=True)
 class ReplayedDialogue:
-    """A dialogue replayed: what the environment said to each turn, and, once it is `over`, the
+    """A dialogue replayed: what the environment said to each turn, and, once it `is_over`, the
     reward in [0, 1]. `fault` is "" or the reason why the dialogue ended with zero: one of those of
     `Judgement`, "reply" for a reply that cannot be sent or raised, "ended" if the model said more
-    after the end. `raised` is as in `Judgement`."""
+    after the end. `exception` is as in `Judgement`."""
 
     replies: tuple[str, ...] = ()
-    over: bool = True
+    is_over: bool = True
     reward: float = 0.0
     fault: str = ""
-    raised: str = ""
+    exception: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +34,31 @@ class Judgement:
     """Prompt and rewards (one per text, each in [0, 1]) of a group.
 
     `faults` counts the rewards that are zero because scoring failed. `fault_reason` is the reason
-    of the first: "out_of_range", "unsendable", "abandoned", a reason of `blame.Reason`, or "" for
-    none. `raised` names the first exception of a scorer, "" for none; such a text is a wrong
-    answer. `lost` is the reason why peers' texts ended their judge, "asleep" if they made it sleep,
-    "" if they did not; `unjudged` is the reason why this node could not score them, which is
-    nobody's fault. With either, none of them was scored. `seconds` are those that the judge took,
-    without the time that the group waited for it."""
+    of the first: "out_of_range", "unsendable", "abandoned", a reason of `fault_attribution.Reason`,
+    or "" for none. `exception` names the first exception of a scorer, "" for none; such a text is a
+    wrong answer. `loss_reason` is the reason why peers' texts ended their judge, "asleep" if they
+    made it sleep, "" if they did not; `unjudged` is the reason why this node could not score them,
+    which is nobody's fault. With either, none of them was scored. `seconds` are those that the
+    judge took, without the time that the group waited for it."""
 
     prompt: str
     rewards: tuple[float, ...]
     faults: int = 0
     fault_reason: str = ""
-    raised: str = ""
-    lost: str = ""
+    exception: str = ""
+    loss_reason: str = ""
     unjudged: str = ""
     seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedDialogues:
-    """The prompt and the dialogues of a group, replayed. `lost`, `unjudged` and `seconds` are as in
-    `Judgement`; with one of the first two there are no dialogues."""
+    """The prompt and the dialogues of a group, replayed. `loss_reason`, `unjudged` and `seconds`
+    are as in `Judgement`; with one of the first two there are no dialogues."""
 
     prompt: str
     dialogues: tuple[ReplayedDialogue, ...]
-    lost: str = ""
+    loss_reason: str = ""
     unjudged: str = ""
     seconds: float = field(compare=False, kw_only=True)
 
@@ -76,7 +76,7 @@ class JudgedDialogues:
         """For each dialogue the reason why no honest peer offers it: "short" if the model could say
         more, "ended" or "reply" as in `ReplayedDialogue.fault`. "" for a sound dialogue."""
         return tuple(
-            (dialogue.fault if dialogue.fault in _FLAWS else "") if dialogue.over else "short"
+            (dialogue.fault if dialogue.fault in _FLAWS else "") if dialogue.is_over else "short"
             for dialogue in self.dialogues
         )
 
@@ -145,5 +145,5 @@ def judgement(
         rewards=tuple(verdict.reward for verdict in text_verdicts),
         faults=len(reasons),
         fault_reason=next(iter(reasons), ""),
-        raised=next((verdict.raised for verdict in text_verdicts if verdict.raised), ""),
+        exception=next((verdict.raised for verdict in text_verdicts if verdict.raised), ""),
     )

@@ -59,13 +59,13 @@ class Tried(NamedTuple):
     """An environment that a node could import, and the most turns of its dialogues. `lists` is true
     for a list of questions with right answers, which a start has scored: `right_answers.py`.
     `prompt_bytes` are the UTF-8 bytes of the longest of some prompts, 0 if none was made, and
-    `shortest` is the shortest of those of the chosen families, "" likewise."""
+    `shortest_prompt` is the shortest of those of the chosen families, "" likewise."""
 
     name: str
     turns: int
     lists: bool = False
     prompt_bytes: int = 0
-    shortest: str = ""
+    shortest_prompt: str = ""
 
 
 def environment_name(name: str, version: str) -> str:

@@ -59,7 +59,7 @@ class Source(NamedTuple):
     family: str
     place: str
     data: bytes
-    pinned: str = ""
+    pin: str = ""
 
 
 #: Fetches the rows that a path beginning with `HUB` names.
@@ -68,14 +68,14 @@ Fetch = Callable[[str], Source]
 
 @dataclass(frozen=True, slots=True)
 class Family(Generic[_Row]):
-    """The rows of one file. No question is in both parts: those below `bound` are held out.
-    `repeated` counts the rows whose question stands in another row before. `lines` are the numbers
-    of their lines, for training and held out, the first one 1."""
+    """The rows of one file. No question is in both parts: those below `held_out_bound` are held
+    out. `repeat_count` counts the rows whose question stands in another row before. `lines` are the
+    numbers of their lines, for training and held out, the first one 1."""
 
     training: Sequence[_Row]
     held_out: Sequence[_Row]
-    bound: int
-    repeated: int
+    held_out_bound: int
+    repeat_count: int
     lines: tuple[Sequence[int], Sequence[int]] = ((), ())
 
     def row(self, ref: TaskRef) -> _Row:
@@ -96,8 +96,8 @@ class Family(Generic[_Row]):
     def note(self, name: str) -> str:
         """A sentence about the rows, for their owner."""
         text = f"{name}: {len(self.training)} rows for training, {len(self.held_out)} held out"
-        if self.repeated:
-            text += f"; {self.repeated} rows repeat a question and fall together with it"
+        if self.repeat_count:
+            text += f"; {self.repeat_count} rows repeat a question and fall together with it"
         return text
 
 
@@ -144,7 +144,7 @@ def read_families(
                 f"{source.place}: another file has the same name, {source.family!r}, and each is a "
                 "family: rename one",
             )
-        digests[source.family] = hashlib.sha256(source.pinned.encode() + source.data).hexdigest()
+        digests[source.family] = hashlib.sha256(source.pin.encode() + source.data).hexdigest()
         rows = list(_rows(source, parse, row_bytes, use_decimal=use_decimal))
         families[source.family] = _split(source.place, rows, share)
     if not families:
@@ -230,7 +230,7 @@ def _read(path: Path) -> bytes:
     except ValueError as error:
         raise refuse("path", f"{path}: {error}") from error
     if kind := refused_kind(data):
-        raise refuse("path", f"{path} is {kind.what}: {kind.remedy}")
+        raise refuse("path", f"{path} is {kind.description}: {kind.remedy}")
     return data
 
 
@@ -370,7 +370,7 @@ def _split(place: str, rows: Sequence[tuple[int, _Row]], share: float) -> Family
 def _check_apart(families: Mapping[str, Family[_Row]]) -> None:
     """Raise if a question that stands in two files could be in both parts: short files may need
     other bounds."""
-    if len({family.bound for family in families.values()}) == 1:
+    if len({family.held_out_bound for family in families.values()}) == 1:
         return
     index = {canonical(r.question): name for name, f in families.items() for r in f.training}
     for name, family in families.items():

@@ -144,12 +144,14 @@ class SplitEnvironment:
         self._has_question = hasattr(inner, "question")
         self._question: Callable[[Task], str] = getattr(inner, "question", inner.render)
         self._answer: Callable[[Task], str | None] | None = getattr(inner, "answer", None)
-        self._written: Callable[[Task], str | None] | None = getattr(inner, "written", self._answer)
+        self._formatted_answer: Callable[[Task], str | None] | None = getattr(
+            inner, "written", self._answer
+        )
         self._place: Callable[[Task], str] | None = getattr(inner, "place", None)
         bounds: Mapping[str, int] = getattr(inner, "held_out_bounds", {})
         default_bound = bound_of(HELD_OUT_SHARE)
-        self._solved = cache(self._draw_solved)
-        self._settled: Recent[tuple[str, int], int] = Recent(_REMEMBERED)
+        self._solved_examples = cache(self._draw_solved)
+        self._seed_cache: Recent[tuple[str, int], int] = Recent(_REMEMBERED)
         self._bounds = {family: bounds.get(family, default_bound) for family in self.families}
 
     def derive(self, ref: TaskRef) -> Task:
@@ -161,7 +163,7 @@ class SplitEnvironment:
             if self._held_out(ref.family, question) == ref.held_out:
                 prompt = None if self._has_question else question
                 if ref.held_out:
-                    self._settled[ref.family, ref.seed] = seed
+                    self._seed_cache[ref.family, ref.seed] = seed
                 return SplitTask(ref, task.payload, task, prompt)
             counts[canonical(question)] += 1
         raise UnknownTaskError(_refusal(ref.family, ref.held_out, 0, counts))
@@ -171,7 +173,7 @@ class SplitEnvironment:
         if not self.asking.examples:
             return prompt
         key = canonical(self.question(task))
-        shots = [shot for shot in self._solved(task.ref.family) if shot.question != key]
+        shots = [shot for shot in self._solved_examples(task.ref.family) if shot.question != key]
         return few_shot(shots[: self.asking.examples], prompt)
 
     def _asked(self, task: Task) -> str:
@@ -243,7 +245,7 @@ class SplitEnvironment:
         Raises:
             UnknownTaskError: the environment gives something else than a text.
         """
-        right = None if self._written is None else self._written(_inner(task))
+        right = None if self._formatted_answer is None else self._formatted_answer(_inner(task))
         if right is not None and not isinstance(right, str):
             raise UnknownTaskError(
                 f"{self.name}: answer() must return a text or None, and written() too, and not "
@@ -277,7 +279,7 @@ class SplitEnvironment:
                 return _refusal(family, held_out, hits, counts) + failure + _REMEDY
         if self.asking.examples:
             try:
-                self._solved(family)
+                self._solved_examples(family)
             except UnknownTaskError as error:
                 return str(error)
         return ""
@@ -287,7 +289,7 @@ class SplitEnvironment:
         return self._talk.judge(inner, (text,))
 
     def _seeds(self, ref: TaskRef) -> Iterator[int]:
-        cached_seed = self._settled.get((ref.family, ref.seed))
+        cached_seed = self._seed_cache.get((ref.family, ref.seed))
         if cached_seed is not None:
             yield cached_seed
         yield ref.seed

@@ -68,7 +68,7 @@ class Progress(NamedTuple):
     """Tasks that a policy has answered, of how many."""
 
     checkpoint: str
-    done: int
+    finished_tasks: int
     tasks: int
 
 

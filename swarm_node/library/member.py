@@ -90,21 +90,21 @@ class SwarmMember:
         timeout: float,
     ) -> None:
         self._process = os.getpid()
-        self._temporary = None
+        self._temp_home = None
         if home is None:
-            self._temporary = TemporaryHome()
-            home = self._temporary.path
+            self._temp_home = TemporaryHome()
+            home = self._temp_home.path
         self.home = Path(home).expanduser().absolute()
-        self._given = {**options, "home": self.home}
+        self._options = {**options, "home": self.home}
         self._ticket = ticket
         self._member: ProgramNode | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._error: BaseException | None = None
-        self._settled, self._left = threading.Event(), threading.Event()
+        self._start_event, self._left = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._live, name="swarm_node member", daemon=True)
         self._thread.start()
         try:
-            if not self._settled.wait(timeout):
+            if not self._start_event.wait(timeout):
                 raise SlowNodeError(f"the member does not run after {timeout:g} s")
             if self._error is not None:
                 raise self._error
@@ -129,7 +129,7 @@ class SwarmMember:
     @property
     def model_directory(self) -> Path:
         """The model that your trainer begins with, for transformers."""
-        return resolve(load_settings(self._given).model)
+        return resolve(load_settings(self._options).model)
 
     def tasks(self, count: int = 1) -> list[MemberTask]:
         """Return `count` new tasks of `environment.families` for your policy to answer. They are
@@ -223,12 +223,12 @@ class SwarmMember:
             if not structlog.is_configured():  # a program's own log stays as it is
                 set_up_logging(False, warnings_only=True, forwards=False)
             join_as_member(
-                load_settings(self._given), self._ticket, self._opened, self._settled.set
+                load_settings(self._options), self._ticket, self._opened, self._start_event.set
             )
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._error = error
         finally:
-            self._settled.set()
+            self._start_event.set()
 
     def _opened(self, member: ProgramNode, loop: asyncio.AbstractEventLoop) -> None:
         self._member, self._loop = member, loop
@@ -290,6 +290,6 @@ class SwarmMember:
         self._thread.join(seconds)
         if self._thread.is_alive():
             return False
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        if self._temp_home is not None:
+            self._temp_home.cleanup()
         return True

@@ -105,10 +105,10 @@ class StartedNode(RunningNode):
     def __init__(
         self, home: str | Path | None, arguments: list[str], ticket: str | Path | None
     ) -> None:
-        self._temporary = None
+        self._temp_home = None
         if home is None:
-            self._temporary = TemporaryHome()
-            home = self._temporary.path
+            self._temp_home = TemporaryHome()
+            home = self._temp_home.path
         super().__init__(Path(home).expanduser().absolute())
         by_input = isinstance(ticket, str)  # others would see a ticket among the arguments
         file = [f"--ticket-file={'-' if by_input else ticket}"] if ticket is not None else []
@@ -126,7 +126,7 @@ class StartedNode(RunningNode):
         if self._process.stdin is not None:
             with suppress(BrokenPipeError), self._process.stdin as stdin:  # its last lines say why
                 stdin.write(str(ticket).encode())
-        self._runs = self._stopped = False
+        self._runs = self._is_stopped = False
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +156,7 @@ class StartedNode(RunningNode):
             SlowNodeError: it had not left after `timeout` seconds, and was killed.
             ChildError, MembershipError: it ended with an error, now or before.
         """
-        if self._stopped:
+        if self._is_stopped:
             return
         if not self._end(timeout):
             raise SlowNodeError(f"the node had not left after {timeout:g} s, and was killed")
@@ -189,7 +189,7 @@ class StartedNode(RunningNode):
 
     def _end(self, timeout: float) -> bool:
         """End the process and clean up; False if it had to be killed."""
-        self._stopped, left = True, True
+        self._is_stopped, left = True, True
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -199,8 +199,8 @@ class StartedNode(RunningNode):
                 self._process.kill()
                 self._process.wait()
         self._reader.join(_END_SECONDS)  # until its last child is gone, too
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        if self._temp_home is not None:
+            self._temp_home.cleanup()
         return left
 
     def _ended(self) -> ChildError | MembershipError:

@@ -68,7 +68,7 @@ class Entrance:
         self._keys: Recent[str, float] = Recent(_MOST_KEYS)
         self._passes: Recent[str, None] = Recent(_MOST_PASSES)
         #: Key -> the pass that it gave.
-        self._used: Recent[str, str] = Recent(_MOST_PASSES)
+        self._pass_by_key: Recent[str, str] = Recent(_MOST_PASSES)
 
     def key(self) -> Key:
         """A new key. If there are too many, the oldest one ends."""
@@ -80,10 +80,10 @@ class Entrance:
         """The pass for an unused key, None for any other."""
         ends = self._keys.pop(key.key, None)
         if ends is None or ends <= self._now():
-            self._passes.pop(self._used.get(key.key, ""), None)
+            self._passes.pop(self._pass_by_key.get(key.key, ""), None)
             return None
         token = secrets.token_urlsafe(32)
-        self._passes[token], self._used[key.key] = None, token
+        self._passes[token], self._pass_by_key[key.key] = None, token
         return Pass(token)
 
     def admits(self, page_pass: str) -> bool:

@@ -51,17 +51,17 @@ class EventReport(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """State of a node as it is seen at a moment. `issuer` admitted it. It is `present` if it was
-    heard lately. `epoch` grows with every start of the node, 0 if it is not known. `refused` counts
-    its refused messages by reason."""
+    """State of a node as it is seen at a moment. `issuer` admitted it. `is_present` is true if it
+    was heard lately. `epoch` grows with every start of the node, 0 if it is not known. `rejections`
+    counts its refused messages by reason."""
 
     name: str
     issuer: str
     standing: str
-    present: bool
+    is_present: bool
     epoch: int = 0
     addresses: tuple[str, ...] = ()
-    refused: Mapping[str, int] | None = None
+    rejections: Mapping[str, int] | None = None
 
 
 class EventLog:
@@ -78,7 +78,7 @@ class EventLog:
         last_sight = self._last.get(peer_id)
         self._last[peer_id] = now
         if last_sight is None:
-            if now.present and now.standing == "member":
+            if now.is_present and now.standing == "member":
                 self._add(peer_id, now, at, "joined", "good", "heard for the first time")
             return
         for kind, level, text in _changes(last_sight, now):
@@ -109,13 +109,13 @@ def _changes(last_sight: Sight, now: Sight) -> Iterator[tuple[str, str, str]]:
             yield now.standing, "bad", f"was {last_sight.standing}"
     if last_sight.epoch and now.epoch > last_sight.epoch:
         yield "restarted", "", "it runs anew"
-    if now.present and not last_sight.present:
+    if now.is_present and not last_sight.is_present:
         yield "returned", "good", "heard again"
-    elif last_sight.present and not now.present:
+    elif last_sight.is_present and not now.is_present:
         yield "left", "warning", "not heard any more"
     if now.addresses and last_sight.addresses and set(now.addresses) != set(last_sight.addresses):
         yield "address changed", "", f"now at {', '.join(now.addresses)}"
-    refusals, last_refusals = Counter(now.refused or {}), Counter(last_sight.refused or {})
+    refusals, last_refusals = Counter(now.rejections or {}), Counter(last_sight.rejections or {})
     if (new_refusals := refusals - last_refusals).total():
         summary = ", ".join(f"{reason} {count}" for reason, count in new_refusals.most_common())
         yield "refused", "bad", f"{summary}; {refusals.total()} in all"

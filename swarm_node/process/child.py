@@ -34,11 +34,11 @@ _Reply = TypeVar("_Reply", bound=msgspec.Struct)
 
 class ReportedError(ChildError):
     """The child answered that the request raised an exception, of the type `kind` with the message
-    `why`. It lives on."""
+    `reason`. It lives on."""
 
     def __init__(self, name: str, failure: Failed) -> None:
         super().__init__(f"{name}: {failure.kind}: {failure.why}")
-        self.kind, self.why = failure.kind, failure.why
+        self.kind, self.reason = failure.kind, failure.why
 
 
 class Child:

@@ -88,7 +88,7 @@ class _Concurrent:
         self._handle = handle
         self._decoder = msgspec.msgpack.Decoder(requests | Cut | Drop)
         self._tasks = asyncio.TaskGroup()
-        self._running: dict[int, tuple[asyncio.Task[None], asyncio.Event]] = {}
+        self._running_tasks: dict[int, tuple[asyncio.Task[None], asyncio.Event]] = {}
 
     async def serve(self, requests: int, replies: int) -> None:
         reader = asyncio.StreamReader()
@@ -103,7 +103,7 @@ class _Concurrent:
                 except asyncio.IncompleteReadError:
                     break
                 self._take(number, body, replies)
-            for task, _ in self._running.values():
+            for task, _ in self._running_tasks.values():
                 task.cancel()
 
     def _take(self, number: int, body: bytes, replies: int) -> None:
@@ -112,7 +112,7 @@ class _Concurrent:
         except ValueError as error:
             _write(replies, number, _failed(error))
             return
-        task, stop_event = self._running.get(number, (None, None))
+        task, stop_event = self._running_tasks.get(number, (None, None))
         match request:
             case Cut():
                 if stop_event is not None:
@@ -123,8 +123,8 @@ class _Concurrent:
             case _:
                 stop_event = asyncio.Event()
                 task = self._tasks.create_task(self._answer(number, request, stop_event, replies))
-                self._running[number] = task, stop_event
-                task.add_done_callback(lambda _: self._running.pop(number, None))
+                self._running_tasks[number] = task, stop_event
+                task.add_done_callback(lambda _: self._running_tasks.pop(number, None))
 
     async def _answer(
         self, number: int, request: Any, stop_event: asyncio.Event, replies: int

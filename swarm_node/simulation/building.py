@@ -38,7 +38,14 @@ def build_once(recipe: Recipe, directory: Path, preset: str = "short") -> Path:
     there yet."""
     noise = recipe.noise
     prefix = () if preset == "short" else (preset,)
-    parts = (*prefix, recipe.size, recipe.tokenizer, noise.bare, noise.wrong, noise.evasive)
+    parts = (
+        *prefix,
+        recipe.size,
+        recipe.tokenizer,
+        noise.bare_share,
+        noise.wrong_share,
+        noise.evasive_share,
+    )
     path = directory / "-".join(map(str, ("base", *parts, recipe.steps, recipe.seed)))
     if not path.exists():
         # An interrupted build must not leave half a model under the final name.

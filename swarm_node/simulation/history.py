@@ -43,25 +43,25 @@ class RoundHistory:
     past: own groups that were trained on before, among those drawn; `own_lags` are without them.
     """
 
-    own: list[float] = field(default_factory=list)
+    local_rewards: list[float] = field(default_factory=list)
     batch: list[float] = field(default_factory=list)
-    drawn: list[int] = field(default_factory=list)
-    informative: list[int] = field(default_factory=list)
+    batch_sizes: list[int] = field(default_factory=list)
+    mixed_drawn: list[int] = field(default_factory=list)
     external: list[int] = field(default_factory=list)
     foreign: list[int] = field(default_factory=list)
-    made: list[int] = field(default_factory=list)
+    sampled: list[int] = field(default_factory=list)
     mixed: list[int] = field(default_factory=list)
     curve: list[tuple[int, float]] = field(default_factory=list)
-    seen: list[tuple[int, float]] = field(default_factory=list)
-    received: int = 0
+    train_curve: list[tuple[int, float]] = field(default_factory=list)
+    accepted_groups: int = 0
     own_lags: list[int] = field(default_factory=list)
     peers_lags: list[int] = field(default_factory=list)
     past: list[int] = field(default_factory=list)
     _version: int = 0
-    _fresh: list[_Outcome] = field(default_factory=list)
-    _known: dict[bytes, _Outcome] = field(default_factory=dict)
-    _drawn: list[bytes] = field(default_factory=list)
-    _trained: set[bytes] = field(default_factory=set)
+    _new_outcomes: list[_Outcome] = field(default_factory=list)
+    _outcomes: dict[bytes, _Outcome] = field(default_factory=dict)
+    _drawn_ids: list[bytes] = field(default_factory=list)
+    _trained_ids: set[bytes] = field(default_factory=set)
 
     @property
     def rounds(self) -> int:
@@ -72,41 +72,41 @@ class RoundHistory:
         """Note rewards that were measured at the end of the last round."""
         self.curve.append((self.rounds, point.reward))
         if point.train is not None:
-            self.seen.append((self.rounds, point.train))
+            self.train_curve.append((self.rounds, point.train))
 
     def publish(self, groups: Sequence[StoredGroup]) -> None:
         """Note own groups that were made."""
         for group in groups:
-            self._known[group.id] = outcome = _outcome(group)
-            self._fresh.append(outcome)
+            self._outcomes[group.id] = outcome = _outcome(group)
+            self._new_outcomes.append(outcome)
 
     def receive(self, group: StoredGroup) -> None:
         """Note a peer's group that was accepted."""
-        self._known[group.id] = _outcome(group)
-        self.received += 1
+        self._outcomes[group.id] = _outcome(group)
+        self.accepted_groups += 1
 
     def draw(self, batch: Drawn) -> None:
         """Note a batch that was drawn. It replaces one that was drawn and not trained on."""
-        self._drawn = [group.id for group in batch.groups]
+        self._drawn_ids = [group.id for group in batch.groups]
 
     def end_round(self, version: int) -> None:
         """Note that the node trained on the batch drawn last; its policy now has version
         `version`."""
         new_outcomes, outcomes = (
-            self._fresh,
-            [self._known[identifier] for identifier in self._drawn],
+            self._new_outcomes,
+            [self._outcomes[identifier] for identifier in self._drawn_ids],
         )
-        replay_flags = [identifier in self._trained for identifier in self._drawn]
-        self._trained.update(self._drawn)
-        last = self.own[-1] if self.own else 0.0
-        self.own.append(_mean_reward(new_outcomes) if new_outcomes else last)
+        replay_flags = [identifier in self._trained_ids for identifier in self._drawn_ids]
+        self._trained_ids.update(self._drawn_ids)
+        last = self.local_rewards[-1] if self.local_rewards else 0.0
+        self.local_rewards.append(_mean_reward(new_outcomes) if new_outcomes else last)
         self.batch.append(_mean_reward(outcomes))
-        self.drawn.append(len(outcomes))
-        self.informative.append(sum(outcome.mixed for outcome in outcomes))
+        self.batch_sizes.append(len(outcomes))
+        self.mixed_drawn.append(sum(outcome.mixed for outcome in outcomes))
         origins = [outcome.provenance for outcome in outcomes]
         self.external.append(len(origins) - origins.count(Provenance.LOCAL))
         self.foreign.append(origins.count(Provenance.CROSS_MODEL))
-        self.made.append(len(new_outcomes))
+        self.sampled.append(len(new_outcomes))
         self.mixed.append(sum(outcome.mixed for outcome in new_outcomes))
         self.past.append(sum(replay_flags))
         for outcome, is_replay in zip(outcomes, replay_flags, strict=True):
@@ -116,7 +116,7 @@ class RoundHistory:
             lags = self.own_lags if is_local else self.peers_lags
             lags.append(self._version - outcome.version)
         self._version = version
-        self._fresh, self._drawn = [], []
+        self._new_outcomes, self._drawn_ids = [], []
 
 
 class WatchedStorage(Storage):
@@ -171,7 +171,7 @@ def held_out_curve(histories: Sequence[RoundHistory]) -> list[tuple[int, float]]
 
 def seen_curve(histories: Sequence[RoundHistory]) -> list[tuple[int, float]]:
     """Reward on seen texts by round, mean over nodes."""
-    return _mean_curve([history.seen for history in histories])
+    return _mean_curve([history.train_curve for history in histories])
 
 
 def _mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float]]:

@@ -53,10 +53,10 @@ class PacedSampler:
     ) -> None:
         self._sampler = sampler
         self._token_seconds = token_seconds
-        self._behind = delay_steps
+        self._delay_steps = delay_steps
         self._place = place
-        self._late: deque[tuple[Path, int]] = deque()
-        self._busy = asyncio.Lock()
+        self._late_weights: deque[tuple[Path, int]] = deque()
+        self._lock = asyncio.Lock()
 
     @property
     def version(self) -> int:
@@ -67,15 +67,15 @@ class PacedSampler:
         return self._sampler.faults
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
-        async with self._busy:
+        async with self._lock:
             groups = await self._sampler.sample(requests)
             tokens = sum(completion.token_ids.size for group in groups for completion in group)
             await asyncio.sleep(tokens * self._token_seconds)
             return groups
 
     async def load(self, weights: Path, version: int) -> None:
-        async with self._busy:
-            if self._behind:
+        async with self._lock:
+            if self._delay_steps:
                 weights, version = self._late_by_now(weights, version)
             await self._sampler.load(weights, version)
 
@@ -85,10 +85,10 @@ class PacedSampler:
     def _late_by_now(self, weights: Path, version: int) -> tuple[Path, int]:
         copy = self._place / f"late-{version}.safetensors"  # the trainer keeps only two
         shutil.copyfile(weights, copy)
-        self._late.append((copy, version))
-        if len(self._late) > self._behind + 1:
-            self._late.popleft()[0].unlink()
-        return self._late[0]
+        self._late_weights.append((copy, version))
+        if len(self._late_weights) > self._delay_steps + 1:
+            self._late_weights.popleft()[0].unlink()
+        return self._late_weights[0]
 
 
 class PacedTrainer:

@@ -134,8 +134,8 @@ class SwarmMember:
     probe_seconds: float = 0.0
     #: These four are taken at the end of its last round.
     received_groups: int = 0
-    sent: int = 0
-    received: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
     cpu_seconds: float = 0.0
 
 
@@ -170,7 +170,7 @@ class Swarm:
         self._network = MemoryNetwork(
             self.seeded.rng("network"), delay=scenario.delay, loss=scenario.loss
         )
-        self._finished: set[str] = set()
+        self._finished_ids: set[str] = set()
 
     async def run(self) -> SimulationReport:
         """Run it once."""
@@ -261,17 +261,17 @@ class Swarm:
         if last:
             self._finish(member)
         self.end_round(member)
-        if all(peer.peer_id in self._finished for peer in self.members[: self.waited_for]):
+        if all(peer.peer_id in self._finished_ids for peer in self.members[: self.waited_for]):
             # No node leaves earlier, so that the last one to finish still has its peers.
             for swarm_member in self.members:
                 swarm_member.node.stop()
 
     def _finish(self, member: SwarmMember) -> None:
-        member.sent = self._network.sent[member.peer_id]
-        member.received = self._network.received[member.peer_id]
-        member.received_groups = member.history.received
+        member.bytes_sent = self._network.bytes_sent[member.peer_id]
+        member.bytes_received = self._network.bytes_received[member.peer_id]
+        member.received_groups = member.history.accepted_groups
         member.cpu_seconds = self._loop.spent() - member.probe_seconds
-        self._finished.add(member.peer_id)
+        self._finished_ids.add(member.peer_id)
 
     async def _measure(self, member: SwarmMember) -> EvalPoint:
         """Rewards with the weights in the probe of its model. The measurement never waits. So no
@@ -330,11 +330,11 @@ class Swarm:
         histories = [member.history for member in members]
         models = list(dict.fromkeys(self._models))
         rounds = RoundFigures(
-            own=per_round(sum, [history.own for history in histories]),
+            own=per_round(sum, [history.local_rewards for history in histories]),
             batch=per_round(sum, [history.batch for history in histories]),
-            informative=per_round(mean, [history.informative for history in histories]),
+            informative=per_round(mean, [history.mixed_drawn for history in histories]),
             external=per_round(mean, [history.external for history in histories]),
-            made=per_round(mean, [history.made for history in histories]),
+            made=per_round(mean, [history.sampled for history in histories]),
             mixed=per_round(mean, [history.mixed for history in histories]),
         )
         return make_report(
@@ -369,16 +369,16 @@ def _row(member: SwarmMember, model: int, study: dict[str, Any]) -> SimulatedNod
         families=snapshot.local_families,
         updates=snapshot.steps,
         skipped_updates=snapshot.skipped_batches,
-        groups_made=sum(history.made),
+        groups_made=sum(history.sampled),
         groups_received=member.received_groups,
-        trained_own=sum(history.drawn) - sum(history.external) - sum(history.past),
+        trained_own=sum(history.batch_sizes) - sum(history.external) - sum(history.past),
         trained_external=sum(history.external),
         trained_foreign=sum(history.foreign),
         held_out_end=history.curve[-1][1] if history.curve else None,
         weights=member.trainer.digest,
         rejected=snapshot.rejected,
-        bytes_sent=member.sent,
-        bytes_received=member.received,
+        bytes_sent=member.bytes_sent,
+        bytes_received=member.bytes_received,
         cpu_seconds=member.cpu_seconds,
         own_lag=mean(history.own_lags or [0]),
         own_lag_most=max(history.own_lags, default=0),

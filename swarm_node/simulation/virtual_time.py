@@ -47,13 +47,13 @@ class ChargingLoop(VirtualTimeLoop):
 
     def __init__(self, cpu: Callable[[], float] = time.thread_time) -> None:
         self._cpu = cpu
-        self._began = cpu()
-        self._spent: defaultdict[str, float] = defaultdict(float)
+        self._callback_start = cpu()
+        self._account_seconds: defaultdict[str, float] = defaultdict(float)
         super().__init__()
 
     def spent(self) -> float:
         """CPU seconds charged to the current account, up to now; for use in a callback or task."""
-        return self._spent[ACCOUNT.get()] + self._cpu() - self._began
+        return self._account_seconds[ACCOUNT.get()] + self._cpu() - self._callback_start
 
     def call_soon(
         self,
@@ -64,9 +64,9 @@ class ChargingLoop(VirtualTimeLoop):
         """Schedule a callback. The ACCOUNT of its context pays for its CPU time."""
 
         def charged() -> None:
-            self._began = self._cpu()
+            self._callback_start = self._cpu()
             callback(*args)
-            self._spent[ACCOUNT.get()] += self._cpu() - self._began
+            self._account_seconds[ACCOUNT.get()] += self._cpu() - self._callback_start
 
         return super().call_soon(charged, context=context)
 

@@ -91,7 +91,7 @@ def made_group(
             logprobs=np.full(tokens + n, -0.5, dtype=np.float32),
             spans=(VersionSpan(4, 0, 2), VersionSpan(5, 2, tokens + n)),
             finish=Finish.STOP,
-            earlier=earlier,
+            earlier_turns=earlier,
         )
         for n in range(completions)
     )
@@ -290,8 +290,8 @@ def _lan() -> tuple[Lan, Callable[[], bool]]:
         return -1 if isinstance(heard, Rejected) else heard.head.issued_ms
 
     def heard() -> bool:
-        found, now = dict(lan._heard), dict.fromkeys(lan._heard)
-        lan._heard.clear()
+        found, now = dict(lan._presences), dict.fromkeys(lan._presences)
+        lan._presences.clear()
         if now and (set(now) != {NODE.peer_id} or found[NODE.peer_id][0] != presence()):
             raise Defect(f"a presence that NODE did not publish: {found}")
         return bool(found)
@@ -592,7 +592,7 @@ def _dht() -> FuzzTarget:
         if not all(isinstance(each, bytes) for each in (key, subkey, value)):
             return False  # hivemind's messages have these types
         # A reader that has verified nothing yet: what it remembers is no part of the verdict.
-        records._verified.clear()
+        records._verified_digests.clear()
         accepted = records.validate(_Record(key, subkey, value, expires))
         if accepted and values != fields:
             raise Defect(f"an altered record is accepted: {values}")

@@ -62,7 +62,9 @@ def _schema(url: str, routes: Sequence[Route]) -> schemathesis.BaseSchema:
     test_server.py has who may ask."""
     types = {api.Problem}
     for route in routes:
-        types |= {each for each in (route.answer, route.body, route.query, route.inside) if each}
+        types |= {
+            each for each in (route.answer, route.body, route.query, route.path_params) if each
+        }
     _, schemas = msgspec.json.schema_components(
         sorted(types, key=lambda each: each.__name__), ref_template="#/components/schemas/{name}"
     )
@@ -80,7 +82,7 @@ def _schema(url: str, routes: Sequence[Route]) -> schemathesis.BaseSchema:
             "operationId": route.operation,
             "parameters": [
                 {"name": name, "in": where, "required": where == "path", "schema": described}
-                for where, type_ in (("path", route.inside), ("query", route.query))
+                for where, type_ in (("path", route.path_params), ("query", route.query))
                 for name, described in schemas[type_.__name__].get("properties", {}).items()
             ],
             "responses": {"200": done, **dict.fromkeys(map(str, _PROBLEMS), problem)},

@@ -77,7 +77,7 @@ async def test_of_every_route_and_every_kind_of_asker_only_the_right_ones_get_in
                 return (await running.ask(route.method, target, by=by, call=call))[0]  # noqa: B023
 
             inside = {200, 400, 404}  # let in: the answer depends on what is asked
-            if route.who == "anybody":
+            if route.access == "anybody":
                 assert await status(None) in inside, target
                 continue
             assert await status(None) == 401, target
@@ -130,7 +130,7 @@ async def test_only_the_operator_with_the_token_reaches_the_other_address(tmp_pa
         operator = Running(running.admin_port, running.admin_port, running.data, hand)
         for route in ADMIN:
             target = _target(route)
-            if route.who == "anybody":
+            if route.access == "anybody":
                 assert (await operator.ask(route.method, target))[0] == 400, "it needs a key"
                 continue
             assert (await operator.ask(route.method, target))[0] == 401
@@ -146,7 +146,7 @@ async def test_only_the_operator_with_the_token_reaches_the_other_address(tmp_pa
             url = f"http://127.0.0.1:{running.admin_port}{_target(route)}"
             status, _ = await request(route.method, url, b"", scraper)
             assert status == (
-                200 if route.path == "/metrics" else 400 if route.who == "anybody" else 401
+                200 if route.path == "/metrics" else 400 if route.access == "anybody" else 401
             )
 
 

@@ -154,8 +154,8 @@ def said(*texts: str, cut: bool = False) -> Transcript:
 def test_a_dialogue_is_replayed_from_what_the_model_said(host: EnvironmentHost) -> None:
     a, ab, abc = "1 a 7", "2 b 7", "3 c 7"
     cases = [
-        (said("a"), ReplayedDialogue((a,), over=False)),
-        (said("a", "b"), ReplayedDialogue((a, ab), over=False)),
+        (said("a"), ReplayedDialogue((a,), is_over=False)),
+        (said("a", "b"), ReplayedDialogue((a, ab), is_over=False)),
         # Over by the environment, by the number of turns, and for want of tokens.
         (said("a", "done"), ReplayedDialogue((a,), reward=1.0)),
         (said("a", "b", "c", "d"), ReplayedDialogue((a, ab, abc))),
@@ -166,16 +166,16 @@ def test_a_dialogue_is_replayed_from_what_the_model_said(host: EnvironmentHost) 
         (said("done", "done"), ReplayedDialogue(fault="ended")),
         (said("a", "done", "b", "c"), ReplayedDialogue((a,), fault="ended")),
         # Faults of the environment.
-        (said("a", "raise"), ReplayedDialogue((a,), fault="reply", raised="RuntimeError")),
-        (said("raise", "done"), ReplayedDialogue(fault="reply", raised="RuntimeError")),
+        (said("a", "raise"), ReplayedDialogue((a,), fault="reply", exception="RuntimeError")),
+        (said("raise", "done"), ReplayedDialogue(fault="reply", exception="RuntimeError")),
         (said("long"), ReplayedDialogue(fault="reply")),
-        (said("longest"), ReplayedDialogue(("x" * 1024,), over=False)),
+        (said("longest"), ReplayedDialogue(("x" * 1024,), is_over=False)),
         (said("number"), ReplayedDialogue(fault="reply")),
         (said("broken"), ReplayedDialogue(fault="reply")),
         (said("derived"), ReplayedDialogue(fault="reply")),
-        (said("leave"), ReplayedDialogue(fault="reply", raised="SystemExit")),
+        (said("leave"), ReplayedDialogue(fault="reply", exception="SystemExit")),
         (said("nan", cut=True), ReplayedDialogue(fault="out_of_range")),
-        (said("raise later", cut=True), ReplayedDialogue(raised="KeyError")),
+        (said("raise later", cut=True), ReplayedDialogue(exception="KeyError")),
         # No frame can carry it.
         (said("a", "\ud800"), ReplayedDialogue(fault="unsendable")),
     ]
@@ -183,7 +183,7 @@ def test_a_dialogue_is_replayed_from_what_the_model_said(host: EnvironmentHost) 
     assert found == [wanted for _, wanted in cases]
     theirs = judged(host, "peers", *(each for each, _ in cases))
     assert list(theirs.dialogues) == found
-    assert (theirs.prompt, theirs.lost, theirs.unjudged) == ("say 7", "", "")
+    assert (theirs.prompt, theirs.loss_reason, theirs.unjudged) == ("say 7", "", "")
     assert theirs.replies == tuple(each.replies for each in found)
     flaws = ["short"] * 2 + [""] * 5 + ["ended"] * 2 + ["reply"] * 3 + ["short"] + ["reply"] * 4
     assert list(theirs.flaws) == [*flaws, "", "", ""]
@@ -194,7 +194,7 @@ def test_a_text_that_ends_its_judge_ends_its_own_dialogue(talk: str, text: str) 
     host = ProcessEnvironmentHost(talk, {}, score_seconds=0.4)
     found = replayed(host, said("a", "done"), said("a", text), said("b"))
     assert [each.reward for each in found] == [1.0, 0.0, 0.0]
-    assert [each.over for each in found] == [True, True, False]
+    assert [each.is_over for each in found] == [True, True, False]
     assert found[1].fault in {"crashed", "timeout"}
     assert found[2].replies == ("1 b 7",)
 
@@ -211,7 +211,7 @@ def test_a_peers_dialogue_that_ends_fresh_judges_is_blamed(
 ) -> None:
     host = ProcessEnvironmentHost(talk, {}, score_seconds=0.2)
     found = judged(host, "peers", said("a", "done"), said("a", text))
-    assert (found.lost, found.unjudged, found.dialogues) == (reason, "", ())
+    assert (found.loss_reason, found.unjudged, found.dialogues) == (reason, "", ())
 
 
 async def test_a_dialogue_with_too_few_replies_is_forged(talk: str) -> None:
@@ -219,7 +219,7 @@ async def test_a_dialogue_with_too_few_replies_is_forged(talk: str) -> None:
     host = ProcessEnvironmentHost(talk, {})
     async with started(host):
         found = await host.replay(REF, [said("forge"), said("a", "done")], "peers")
-    assert (found.lost, found.dialogues) == ("forged", ())
+    assert (found.loss_reason, found.dialogues) == ("forged", ())
     assert found.seconds >= 0.2, "two judges worked for it, which counts against its author"
 
 
@@ -228,7 +228,7 @@ async def test_a_dialogue_that_goes_on_after_its_last_turn_is_forged(talk: str) 
     host = ProcessEnvironmentHost(talk, {})
     async with started(host):
         found = await host.replay(REF, [said("go on", "b", "c", "d"), said("a", "b", "c", "d")])
-    assert all(each.over for each in found.dialogues)
+    assert all(each.is_over for each in found.dialogues)
     assert "forged" in {each.fault for each in found.dialogues}
 
 
@@ -236,7 +236,7 @@ async def test_an_environment_that_cannot_reply_at_all_blames_no_author(talk: st
     host = ProcessEnvironmentHost(talk, {})
     async with started(host):
         found = await host.replay(replace(REF, seed=8), [said("a", "done")], "peers")
-    assert (found.lost, found.unjudged) == ("", "own")
+    assert (found.loss_reason, found.unjudged) == ("", "own")
 
 
 async def test_a_flaw_counts_in_a_judge_that_no_other_author_has_spoilt(talk: str) -> None:
@@ -260,7 +260,7 @@ async def test_a_group_that_its_author_could_play_turn_by_turn_is_replayed_in_ti
         replays = [await host.replay(REF, each, "own") for each in (first, later)]
         replays.append(await host.replay(REF, [*first, *later], "peers"))
     for found in replays:
-        assert (found.lost, found.unjudged) == ("", "")
+        assert (found.loss_reason, found.unjudged) == ("", "")
         assert all(each.fault == "" for each in found.dialogues)
 
 

@@ -45,7 +45,7 @@ ROWS = '{"question": "Wie viel?", "answer": "7"}\n{"question": "é", "answer": "
 def test_what_is_no_json_lines_is_named(data: bytes, what: str) -> None:
     kind = refused_kind(data)
     assert kind is not None
-    assert what in kind.what
+    assert what in kind.description
 
 
 def test_json_lines_pass_and_a_wrong_line_is_left_to_the_reader() -> None:

@@ -218,15 +218,15 @@ def test_a_group_that_ends_the_judge_of_its_batch_costs_the_others_nothing(
     before = impatient.host.losses
     judged = impatient.use(lambda host: host.judge_all(groups[:1]))
     assert (judged[0].rewards, impatient.host.losses) == ((1.0,), before)
-    assert impatient.host._wary == WARY_BATCHES - 1
-    impatient.host._wary = 0
+    assert impatient.host._wary_batches == WARY_BATCHES - 1
+    impatient.host._wary_batches = 0
 
 
 def test_a_task_of_a_batch_that_cannot_be_made_is_named(lasting: LastingHost) -> None:
     unknown = TaskRef("hostile", VERSION, "none", 7)
     with pytest.raises(UnknownTaskError, match="'none'"):
         lasting.use(lambda host: host.judge_all([(REF, ["7"]), (unknown, ["7"])]))
-    lasting.host._wary = 0
+    lasting.host._wary_batches = 0
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_whatever_a_scorer_does_costs_one_reward(
     before = lasting.host.losses
     judged = lasting.use(lambda h: h.judge(REF, ["7", text, "7"]))
     assert (judged.rewards, judged.prompt) == ((1.0, 0.0, 1.0), "say 7")
-    assert (judged.faults, judged.fault_reason, judged.raised) == (bool(reason), reason, raised)
+    assert (judged.faults, judged.fault_reason, judged.exception) == (bool(reason), reason, raised)
     assert lasting.host.losses == before + 2 * (reason == "crashed")
 
 
@@ -303,7 +303,7 @@ def test_an_environment_says_how_much_time_its_scorer_needs_for_eight_answers(
     texts = ["compute"] * right + ["no"] * wrong
     judged = with_host(host, lambda h: h.judge(REF, texts, whose))
     rewards = (*[1.0] * right, *[0.0] * wrong)
-    assert (judged.rewards, judged.faults, judged.lost) == (rewards, 0, "")
+    assert (judged.rewards, judged.faults, judged.loss_reason) == (rewards, 0, "")
 
 
 @pytest.mark.parametrize("text", ["loop", pytest.param("backtrack", marks=WAITED_OUT)])
@@ -311,7 +311,7 @@ def test_peers_texts_that_use_up_their_time_are_not_scored(
     impatient: LastingHost, text: str
 ) -> None:
     judged = impatient.use(lambda h: h.judge(REF, ["7", text, "7"], "peers"))
-    assert (judged.lost, judged.rewards, judged.faults) == ("timeout", (0.0, 0.0, 0.0), 0)
+    assert (judged.loss_reason, judged.rewards, judged.faults) == ("timeout", (0.0, 0.0, 0.0), 0)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="states of threads are Linux's")
@@ -325,7 +325,7 @@ def test_a_judge_that_sleeps_is_ended_soon_and_all_of_its_time_counts(
     assert (judged.rewards, judged.fault_reason) == ((1.0, 0.0), "asleep")
     judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"], "peers"))
     # Another reason than "asleep" would say that all patience was used up.
-    assert (judged.rewards, judged.lost, judged.unjudged) == ((0.0, 0.0, 0.0), "asleep", "")
+    assert (judged.rewards, judged.loss_reason, judged.unjudged) == ((0.0, 0.0, 0.0), "asleep", "")
     assert judged.seconds > 2 * (0.3 + 0.2), "two judges"
 
 
@@ -335,7 +335,7 @@ def test_peers_texts_that_end_fresh_judges_are_blamed(hostile: str, text: str) -
         for before in ([], ["7", "8"]):  # in a judge that has seen no text, and in a used one
             await host.judge(REF, before, "peers")
             judged = await host.judge(REF, ["7", text, "7"], "peers")
-            assert (judged.lost, judged.unjudged, judged.prompt) == ("crashed", "", "say 7")
+            assert (judged.loss_reason, judged.unjudged, judged.prompt) == ("crashed", "", "say 7")
             assert judged.rewards == (0.0, 0.0, 0.0)
         assert (await host.judge(REF, ["7"], "peers")).rewards == (1.0,)
 
@@ -344,8 +344,8 @@ def test_peers_texts_that_end_fresh_judges_are_blamed(hostile: str, text: str) -
 
 def test_peers_texts_that_run_out_of_a_judges_own_memory_are_wrong(lasting: LastingHost) -> None:
     judged = lasting.use(lambda h: h.judge(REF, ["7", "hoard", "7"], "peers"))
-    assert (judged.rewards, judged.raised) == ((1.0, 0.0, 1.0), "MemoryError")
-    assert (judged.lost, judged.unjudged) == ("", "")
+    assert (judged.rewards, judged.exception) == ((1.0, 0.0, 1.0), "MemoryError")
+    assert (judged.loss_reason, judged.unjudged) == ("", "")
 
 
 def test_own_answers_do_not_wait_for_peers(lasting: LastingHost) -> None:

@@ -44,7 +44,7 @@ def stored(database: Path, peer_id: str) -> Stored:
         assert not isinstance(unpacked, Rejected)
         tasks[identifier] = unpacked[1].task.seed
         assert tasks[identifier] in seeds
-        turns[identifier] = max(1 + len(each.earlier) for each in unpacked[1].completions)
+        turns[identifier] = max(1 + len(each.earlier_turns) for each in unpacked[1].completions)
     return Stored(began, seeds, tasks, turns, {identifier: uses for identifier, uses, _ in groups})
 
 

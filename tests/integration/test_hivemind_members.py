@@ -60,7 +60,7 @@ async def test_an_expelled_member_is_out_and_the_others_change_the_secret(tmp_pa
         assert await owner.found() == {other.peer_id}
 
         for peer in (owner, other):  # the time of the old secret is over
-            peer.transport._authorizer._previous = None
+            peer.transport._authorizer._previous_key = None
         known = away.directory.meet(owner.peer_id, SYSTEM_CLOCK.now())
         known.addresses = tuple(owner.transport.addresses())
         for _ in range(3):

@@ -135,6 +135,6 @@ async def test_an_asker_that_does_not_read_holds_little_and_is_given_up(
         for number in range(80):  # more than a link is allowed to end early
             await abort(await begun(one, relay, two, 100 + number))
         await circuits(relay, 0)
-        assert one.peer_id not in relay.inner._admission.severed
-        assert relay.peer_id not in two.inner._admission.severed
+        assert one.peer_id not in relay.inner._admission.severed_peers
+        assert relay.peer_id not in two.inner._admission.severed_peers
         assert await one.asks(two) == one.peer_id.encode()

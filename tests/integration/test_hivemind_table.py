@@ -122,7 +122,7 @@ async def test_who_goes_on_finding_is_refused_and_then_cut_off(
             if not answer:
                 break
         assert peer.rejected["flood"] == 1
-        assert stranger.peer_id in peer.transport._admission.severed
+        assert stranger.peer_id in peer.transport._admission.severed_peers
         # A peer's calls: 40 at once and 8 a second. Refusals are no longer than requests.
         calls = 40 + 8 * (time.monotonic() - begun)
         most = SAMPLE_RECORDS * (MAX_PRESENCE_BYTES + 200)
@@ -134,4 +134,4 @@ async def test_a_call_that_asks_much_at_once_cuts_its_caller_off(tmp_path: Path)
         sent, answer = await ask(stranger, peer.peer_id, "rpc_find", keys=2)
         assert (sent < MAX_CALL_BYTES, answer) == (True, b"")
         assert peer.rejected["schema"] == 1
-        assert stranger.peer_id in peer.transport._admission.severed
+        assert stranger.peer_id in peer.transport._admission.severed_peers

@@ -369,7 +369,7 @@ async def test_streams_that_no_honest_peer_opens_cut_its_link(
         with contextlib.suppress(TransportError):  # its link may be cut before the last
             for _ in range(streams):
                 await _send_stream(sender, one.peer_id, junk)
-        await until(lambda: sender.peer_id in one._admission.severed)
+        await until(lambda: sender.peer_id in one._admission.severed_peers)
         with pytest.raises(TransportError):
             await sender.request(one.peer_id, ECHO, b"x")
         assert await other.request(one.peer_id, ECHO, b"x") == b"x"

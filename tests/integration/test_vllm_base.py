@@ -116,7 +116,7 @@ def test_the_engine_computes_with_the_trainers_memory(tmp_path: Path) -> None:
     theirs = host.core.model
 
     async def body(sampler: VllmSampler) -> None:
-        await sampler.load(host.published, 0)
+        await sampler.load(host.weights_path, 0)
         assert sampler.last_start == EngineStarted(shared=size(*theirs.parameters()), copied=0)
         assert sampler.last_sync.difference < 1e-5
         (group,) = await sampler.sample([ASKED])
@@ -146,11 +146,11 @@ def test_an_engine_that_lets_go_ends_and_what_was_under_way_goes_on(tmp_path: Pa
 
     async def body(sampler: VllmSampler) -> None:
         elsewhere = tmp_path / "elsewhere" / "adapter-0"
-        shutil.copytree(host.published, elsewhere)
+        shutil.copytree(host.weights_path, elsewhere)
         with pytest.raises(ModelError, match="no base"):
             await sampler.load(elsewhere, 0)
         sharing: SharingSampler = FallbackSampler(sampler, lambda: sampler)
-        await sampler.load(host.published, 0)
+        await sampler.load(host.weights_path, 0)
         call = asyncio.ensure_future(sampler.sample([LONG]))
         await sampler.sample([replace(ASKED, n=1)])  # rows start in order
         assert sampler.pid is not None
@@ -174,7 +174,7 @@ def test_what_vllm_lays_out_in_another_way_is_copied_and_counted(tmp_path: Path)
     theirs, index = host.core.model, tmp_path / "weights" / "base.json"
 
     async def body(sampler: VllmSampler) -> None:
-        await sampler.load(host.published, 0)
+        await sampler.load(host.weights_path, 0)
         own = size(theirs.embedding, theirs.head_weight)
         shared = size(*theirs.parameters()) - own
         # Of a vocabulary of 277, vLLM makes 320.
@@ -183,10 +183,10 @@ def test_what_vllm_lays_out_in_another_way_is_copied_and_counted(tmp_path: Path)
         (group,) = await sampler.sample([ASKED])
         assert largest_gap(theirs, group) < 1e-4
         engine = sampler.pid
-        await sampler.load(host.published, 1)
+        await sampler.load(host.weights_path, 1)
         assert sampler.pid == engine
         index.write_text(index.read_text() + "\n")  # another text is another base
-        await sampler.load(host.published, 2)
+        await sampler.load(host.weights_path, 2)
         assert sampler.pid not in (None, engine)
         (group,) = await sampler.sample([ASKED])
         assert largest_gap(theirs, group) < 1e-4

@@ -183,7 +183,7 @@ def test_the_second_turn_is_sampled_from_the_derived_context_in_the_prefix_cache
             logprobs=None,
             advantage=0.0,
             provenance=Provenance.LOCAL,
-            between=tuple(
+            observations=tuple(
                 (end, CODEC.bridge(reply))
                 for end, reply in zip(ends[:-1], dialogue.replies, strict=True)
             ),

@@ -127,7 +127,7 @@ def test_adapters_are_swapped_in_place(tmp_path: Path, base: BaseName) -> None:
     host = TrainerHost(TINY, tmp_path / "c", tmp_path / "w", settings)
 
     async def body(sampler: VllmSampler) -> None:
-        await sampler.load(host.published, 0)
+        await sampler.load(host.weights_path, 0)
         (group,) = await sampler.sample([ASKED])
         prompt = np.asarray(ASKED.prompt_ids, np.uint32)
         rows = [
@@ -152,7 +152,7 @@ def test_the_base_of_adapters_is_the_trainers_memory(tmp_path: Path, level: int)
     before = theirs.hf_state()
 
     async def body(sampler: VllmSampler) -> None:
-        await sampler.load(host.published, 0)
+        await sampler.load(host.weights_path, 0)
         (group,) = await sampler.sample([ASKED])
         assert gap(theirs, group) < NEAR
         # vLLM makes 320 of the 277 embeddings, so it has a copy of them.
@@ -160,7 +160,7 @@ def test_the_base_of_adapters_is_the_trainers_memory(tmp_path: Path, level: int)
         assert sampler.last_start == EngineStarted(shared, theirs.embedding.nbytes // 277 * 320)
         if level:
             assert await sampler.rest()
-            await sampler.load(host.published, 1)
+            await sampler.load(host.weights_path, 1)
         assert all(torch.equal(before[name], part) for name, part in theirs.hf_state().items())
         # What the trainer writes there is in the engine at once: a vector, a matrix.
         for parameter in (theirs.norm, next(theirs.blocks()).down):

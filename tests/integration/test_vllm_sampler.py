@@ -364,14 +364,14 @@ def test_guests_hear_the_policys_log_probs_and_the_likeliest_tokens(bench: Bench
     async def body(sampler: VllmSampler) -> list[SampledChoices]:
         await sampler.load(path, version)
         heats = (1.0, 0.0)
-        return await served(sampler, *(guest(temperature=heat, ranked=3) for heat in heats))
+        return await served(sampler, *(guest(temperature=heat, top_logprobs=3) for heat in heats))
 
     warm, cold = bench.run(body)
     for answers in (warm, cold):
         for row in answers.rows:
             own = own_logprobs(bench.models[version], answers.request, row.ids)
-            assert len(row.ranked) == len(row.ids) > 0
-            for token, ranked, said in zip(row.ids, row.ranked, own, strict=True):
+            assert len(row.ranked_tokens) == len(row.ids) > 0
+            for token, ranked, said in zip(row.ids, row.ranked_tokens, own, strict=True):
                 assert abs(ranked.logprob - float(said[token])) < 1e-4
                 assert np.allclose(
                     [it for _, it in ranked.likeliest], said.topk(3).values, atol=1e-4
@@ -381,7 +381,7 @@ def test_guests_hear_the_policys_log_probs_and_the_likeliest_tokens(bench: Bench
     assert all(
         token == ranked.likeliest[0][0]
         for row in cold.rows
-        for token, ranked in zip(row.ids, row.ranked, strict=True)
+        for token, ranked in zip(row.ids, row.ranked_tokens, strict=True)
     )
     assert cold.rows[0].ids == cold.rows[1].ids
 
@@ -394,7 +394,7 @@ def test_rankings_are_whole_while_new_weights_come(bench: Bench) -> None:
     async def body(sampler: VllmSampler) -> list[SampledChoices]:
         await sampler.load(*first)
         call = asyncio.ensure_future(
-            served(sampler, *(guest(f"{n}?", temperature=1.0, ranked=2) for n in range(16)))
+            served(sampler, *(guest(f"{n}?", temperature=1.0, top_logprobs=2) for n in range(16)))
         )
         for weights in (second, first, second, first):
             await sampler.load(*weights)
@@ -403,9 +403,11 @@ def test_rankings_are_whole_while_new_weights_come(bench: Bench) -> None:
 
     for answers in bench.run(body):
         for row in answers.rows:
-            assert len(row.ranked) == len(row.ids) > 0
-            assert all(len(ranked.likeliest) == 2 for ranked in row.ranked)
-            assert all(ranked.likeliest[0][1] >= ranked.logprob - 1e-6 for ranked in row.ranked)
+            assert len(row.ranked_tokens) == len(row.ids) > 0
+            assert all(len(ranked.likeliest) == 2 for ranked in row.ranked_tokens)
+            assert all(
+                ranked.likeliest[0][1] >= ranked.logprob - 1e-6 for ranked in row.ranked_tokens
+            )
 
 
 @in_turn
@@ -417,9 +419,9 @@ def test_a_nucleus_is_drawn_from_and_what_cannot_be_said_is_refused(bench: Bench
         await sampler.load(path, version)
         (group,) = await sampler.sample([replace(asked, n=8)])
         for wrong in (
-            replace(asked, ranked=0),
-            replace(asked, ranked=0, top_p=1.0),
-            replace(asked, ranked=0, temperature=1.0),
+            replace(asked, top_logprobs=0),
+            replace(asked, top_logprobs=0, top_p=1.0),
+            replace(asked, top_logprobs=0, temperature=1.0),
         ):
             assert sampler.refusal(wrong)
             with pytest.raises(ModelError, match="temperature of 0"):
@@ -777,7 +779,7 @@ def test_adapters_on_an_untied_model_as_a_node_composes_it(
         try:
             with pytest.raises(ModelError, match="load them"):
                 await sampler.sample([asked])
-            await sampler.load(host.published, 0)
+            await sampler.load(host.weights_path, 0)
             (group,) = await sampler.sample([asked])
             assert largest_gap(host.core.model, asked, group) < near
             assert (largest_gap(base, asked, group) < near) != four_bit

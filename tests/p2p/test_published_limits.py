@@ -219,7 +219,7 @@ def test_a_relayed_reply_is_bounded_as_published(case: dict[str, Any]) -> None:
     except OversizeError:
         assert case["expect"] == "size"
         return
-    refused = not isinstance(reply, Rejected) and reply.refused
+    refused = not isinstance(reply, Rejected) and reply.is_refusal
     assert ("refused" if refused else verdict(reply)) == case["expect"]
 
 

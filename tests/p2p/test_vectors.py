@@ -132,7 +132,7 @@ def test_what_passes_a_relay_is_judged_as_published(case: dict[str, Any]) -> Non
     if isinstance(reply, Rejected):
         assert reply.reason == case["expect"]
         return
-    assert case["expect"] == ("refused" if reply.refused else "ok")
+    assert case["expect"] == ("refused" if reply.is_refusal else "ok")
 
 
 def test_the_published_record_of_the_table_is_accepted_and_no_other() -> None:

@@ -21,8 +21,8 @@ def test_what_changes_between_two_sights_is_an_event() -> None:
     for changed, kind in (
         (replace(HERE, epoch=6), "restarted"),
         (replace(HERE, addresses=("/ip4/10.0.0.2/tcp/1",)), "address changed"),
-        (replace(HERE, refused={"size": 1, "task": 2}), "refused"),
-        (replace(HERE, present=False), "left"),
+        (replace(HERE, rejections={"size": 1, "task": 2}), "refused"),
+        (replace(HERE, is_present=False), "left"),
         (replace(HERE, standing="revoked"), "revoked"),
     ):
         log = EventLog()
@@ -36,17 +36,17 @@ def test_what_changes_between_two_sights_is_an_event() -> None:
 def test_refusals_are_told_by_reason() -> None:
     log = EventLog()
     log.see("p", HERE, 1.0)
-    log.see("p", replace(HERE, refused={"size": 1, "task": 2}), 2.0)
+    log.see("p", replace(HERE, rejections={"size": 1, "task": 2}), 2.0)
     assert log.report().rows[0].text.startswith("task 2; 3 ")
-    log.see("p", replace(HERE, refused={}), 3.0)  # it was forgotten and met again
-    log.see("p", replace(HERE, refused={"task": 1}), 4.0)
+    log.see("p", replace(HERE, rejections={}), 3.0)  # it was forgotten and met again
+    log.see("p", replace(HERE, rejections={"task": 1}), 4.0)
     row = log.report().rows[0]
     assert (row.text[:9], row.count, row.since, row.at) == ("task 1; 1", 2, 2.0, 4.0)
 
 
 def test_a_node_that_was_there_before_does_not_join() -> None:
     log = EventLog()
-    log.see("p", replace(HERE, present=False, epoch=0), 1.0)
+    log.see("p", replace(HERE, is_present=False, epoch=0), 1.0)
     assert _kinds(log) == []
     log.see("p", HERE, 2.0)
     assert _kinds(log) == [("alice", "returned", 1)]

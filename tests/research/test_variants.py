@@ -36,7 +36,7 @@ def drawn(held: ReplayBuffer, version: int, *own: VerifiedGroup) -> Drawn:
 
 
 def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
-    held = FilteredBuffer(replay_settings(own=2, external=0, own_batches=1), RoundHistory())
+    held = FilteredBuffer(replay_settings(local=2, external=0, own_batches=1), RoundHistory())
     for name in ("a", "b"):
         assert held.admit(group(name), 0) is None
     dull = group("dull", rewards=(1.0, 1.0))
@@ -56,7 +56,7 @@ def test_filtered_own_groups_leave_at_once_and_displace_nobody() -> None:
     assert held.stats().local == 0, "a filtered group is never held"
     late = held.admit(group("late", rewards=(1.0, 1.0)), held.settings.max_staleness + 1)
     assert late.reason == "stale"
-    plain = ReplayBuffer(replay_settings(own=2, external=0))
+    plain = ReplayBuffer(replay_settings(local=2, external=0))
     assert plain.admit(dull, 0) is None
     assert plain.stats().local == 1
 

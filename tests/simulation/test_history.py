@@ -33,5 +33,5 @@ def test_a_group_is_informative_if_its_rewards_differ(
     drawn = verified(group.id, rewards=rewards)
     history.draw(Drawn(groups=(drawn,), own_count=1, external_count=0))
     history.end_round(1)
-    assert (history.made, history.mixed, history.informative) == ([1], [mixed], [mixed])
-    assert history.own == history.batch == [sum(rewards) / 2]
+    assert (history.sampled, history.mixed, history.mixed_drawn) == ([1], [mixed], [mixed])
+    assert history.local_rewards == history.batch == [sum(rewards) / 2]

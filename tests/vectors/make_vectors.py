@@ -333,7 +333,7 @@ def dialogue(turns: list[tuple[str, list[int]]], finish: Finish) -> Completion:
             for index, (begin, end) in enumerate(zip((0, *ends), ends, strict=False))
         ),
         finish=finish,
-        earlier=tuple(
+        earlier_turns=tuple(
             EarlierTurn(text, end) for (text, _), end in zip(turns, ends[:-1], strict=False)
         ),
     )

@@ -58,7 +58,7 @@ def restore(
     from swarm_node.program.terminal import date_of
 
     place = chosen_home(home)
-    created_at = restore_home(place, file).made
+    created_at = restore_home(place, file).created_at
     option = home_option(home)
     typer.echo(
         f"Restored {place.path} as it was at {date_of(created_at)}: swarm {place.swarm().name!r}"

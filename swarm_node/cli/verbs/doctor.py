@@ -177,7 +177,8 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
         if trial.lists:
             rows = asyncio.run(examine_rows(settings.environment))
             problems += rows.findings
-            trial = trial._replace(prompt_bytes=rows.prompt_bytes, shortest=rows.shortest)
+            size, prompt = rows.prompt_bytes, rows.shortest_prompt
+            trial = trial._replace(prompt_bytes=size, shortest_prompt=prompt)
     except ConfigError as error:
         trial = None
         problems.append(Finding("environment", "error", *error.parted()))
@@ -193,11 +194,9 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
         lengths = Lengths(trial.turns, prompt_bytes(trial, settings.environment.options))
     if shape is not None and trial is not None and not home.in_use():
         problems += _of_model(settings, trial, home.checkpoints)
-    ticket = ticket_text(settings)
-    run = settings.run
-    listen = settings.network.listen
-    facts = gather(home, run.device, listen, ticket, cards=run.trainer_processes)
-    if shape is not None and not facts.running:
+    run, ticket = settings.run, ticket_text(settings)
+    facts = gather(home, run.device, settings.network.listen, ticket, cards=run.trainer_processes)
+    if shape is not None and not facts.is_running:
         facts = timed(facts, settings, shape)
     findings = examine(facts, settings, shape, lengths)
     if shape is None and any(finding.subject == "model" for finding in problems):

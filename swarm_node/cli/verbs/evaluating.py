@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -65,23 +66,11 @@ def evaluate(
     from swarm_node.cli.views.pass_rates_view import pass_rates_view
     from swarm_node.library.measuring import measure
 
+    measuring = partial(measure, tasks, checkpoint, completions=completions, k=k, limit=limit)
+    measuring = partial(measuring, home=home, model=model, config=config, overrides=assignments)
     with progress() as tell:
         try:
-            report = asyncio.run(
-                measure(
-                    tasks,
-                    checkpoint,
-                    completions=completions,
-                    k=k,
-                    limit=limit,
-                    home=home,
-                    model=model,
-                    config=config,
-                    overrides=assignments,
-                    tell=tell,
-                    on_replaced=_tell_gone,
-                )
-            )
+            report = asyncio.run(measuring(tell=tell, on_replaced=_tell_gone))
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
     show(json, report, lambda: pass_rates_view(report))
@@ -117,7 +106,7 @@ def progress() -> Iterator[Callable[[Progress], None]]:
             name = progress.checkpoint
             if name not in task_ids:
                 task_ids[name] = bars.add_task(name, total=progress.tasks)
-            bars.update(task_ids[name], completed=progress.done)
+            bars.update(task_ids[name], completed=progress.finished_tasks)
 
         yield tell
 
@@ -133,7 +122,7 @@ def _lines() -> Callable[[Progress], None]:
         nonlocal last, name
         if progress.checkpoint != name or time.monotonic() - last >= _LINE_SECONDS:
             last, name = time.monotonic(), progress.checkpoint
-            line = f"{progress.checkpoint}: {progress.done:,} of {progress.tasks:,} tasks"
+            line = f"{progress.checkpoint}: {progress.finished_tasks:,} of {progress.tasks:,} tasks"
             typer.echo(line, err=True)
 
     return tell

@@ -36,7 +36,7 @@ def peers(
     (without encryption, TCP and the DHT), its policy version, and when it was last seen. Reasons
     follow below the table, and how peers reach this node. --groups adds groups accepted and sent,
     the peer's fraction of the groups trained on, and its useful fraction (95% lower bound).
-    `--json` has whole ids and every field. """
+    `--json` has whole ids and every field."""
     snapshot = ask(home, lambda client: client.status())
     from swarm_node.cli.views.peers_view import peers_view
     from swarm_node.node.metrics.snapshot import SCHEMA
@@ -69,9 +69,8 @@ def ping(
     """Ping a peer of the running node: a line says how it was reached, and the round trip.
 
     A ping is a request for one peer record, over the link that the node uses for everything else;
-    the time includes the peer's work. Pings are a second apart. To a peer without a link, it
-    first opens one. The exit code is 1 if no ping was answered, or with --until-direct none directly.
-    """
+    the time includes the peer's work. Pings are a second apart. To a peer without a link, it first
+    opens one. The exit code is 1 if no ping was answered, or with --until-direct none directly."""
     snapshot, names = ask(home, lambda client: client.status()), _given_names(home)
     peer_id, name = meant_peer(peer, snapshot, names)
     reports: list[PingReport] = []

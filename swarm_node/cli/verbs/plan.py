@@ -88,7 +88,7 @@ def plan(
         typer.echo(json_of(_plain(settings.model, shape, cards)))
     else:
         _show(settings.model, shape, cards)
-    if all(card.decision.found is None for card in cards):
+    if all(card.decision.fit is None for card in cards):
         raise typer.Exit(1)
 
 
@@ -169,13 +169,13 @@ def parse_vram(text: str) -> int:
 def _plain(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> dict[str, Any]:
     rows = []
     for machine, decision in cards:
-        fit, memory_plan = decision.found, decision.plan
+        fit, memory_plan = decision.fit, decision.plan
         row: dict[str, Any] = {
             "vram_bytes": machine.gpu.free if machine.gpu else 0,
             "fits": fit is not None,
-            "why": decision.why,
+            "why": decision.reason,
             "engine": decision.engine._asdict(),
-            "instead": [*map(str, decision.instead)],
+            "instead": [*map(str, decision.remedies)],
         }
         if fit is not None:
             row |= {"training": asdict(fit.training), "shares_base": fit.shares_base}

@@ -46,22 +46,22 @@ class LiveScreen(NodeProgress):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._began: tuple[str, float] | None = None
+        self._current_step: tuple[str, float] | None = None
         self._starting = Live(get_renderable=self._step, console=console, transient=True)
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._display = Live(console=console, auto_refresh=False, transient=True)
         self._pages = Pages()
-        self._ended = ExitStack()
+        self._exit_stack = ExitStack()
 
     def __enter__(self) -> None:
         self._starting.start()
 
     def __exit__(self, *_: object) -> None:
         self._starting.stop()
-        self._ended.close()
+        self._exit_stack.close()
 
     def step(self, name: str) -> None:
         self.done()
-        self._began = name, time.monotonic()
+        self._current_step = name, time.monotonic()
 
     def tell(self, lines: Sequence[Line]) -> None:
         if lines:
@@ -73,7 +73,7 @@ class LiveScreen(NodeProgress):
         snapshot: Callable[[], Snapshot],
         stop: Callable[[], None],
     ) -> None:
-        self._ended.enter_context(single_keys(loop, lambda key: pressed(key)))
+        self._exit_stack.enter_context(single_keys(loop, lambda key: pressed(key)))
 
         def pressed(key: str) -> None:
             if key == "q":
@@ -86,33 +86,33 @@ class LiveScreen(NodeProgress):
             if shot.state != "starting":
                 self.done()
                 self._starting.stop()
-                self._live.start()
-                self._live.update(self._pages.drawn(shot), refresh=True)
+                self._display.start()
+                self._display.update(self._pages.drawn(shot), refresh=True)
 
         def again() -> None:
             draw()
             timer[0] = loop.call_later(_REFRESH_SECONDS, again)
 
         timer = [loop.call_soon(again)]
-        self._ended.callback(lambda: timer[0].cancel())
-        self._ended.callback(self._live.stop)
+        self._exit_stack.callback(lambda: timer[0].cancel())
+        self._exit_stack.callback(self._display.stop)
 
     def detach(self) -> None:
-        self._ended.close()
+        self._exit_stack.close()
 
     def ended(self, end: Ended) -> None:
-        self._ended.close()
+        self._exit_stack.close()
         self._console.print(f"stopped: {end_text(end, self.home)}")
 
     def done(self) -> None:
-        if self._began is not None:
-            (name, start_time), self._began = self._began, None
+        if self._current_step is not None:
+            (name, start_time), self._current_step = self._current_step, None
             self._console.print(f"[green]✓[/] {name} [dim]{time.monotonic() - start_time:.1f} s[/]")
 
     def _step(self) -> RenderableType:
-        if self._began is None:
+        if self._current_step is None:
             return ""
-        name, start_time = self._began
+        name, start_time = self._current_step
         return Spinner("dots", f"{name}… {time.monotonic() - start_time:.0f} s")
 
 
@@ -149,7 +149,9 @@ def node_view(shot: Snapshot) -> RenderableType:
     """A node in a few lines: its name, its health and its metrics."""
     rows = list(course(shot))
     if last := [
-        figure.live.format(value) for _, figure, value in figures(shot.last_step) if figure.live
+        figure.live_format.format(value)
+        for _, figure, value in figures(shot.last_step)
+        if figure.live_format
     ]:
         rows.append(("last step", ", ".join(last)))
     return Group(head(shot), findings_view(shot.findings), figures_view(rows))

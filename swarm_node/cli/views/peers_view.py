@@ -26,28 +26,28 @@ class PeersView:
 
     def __init__(self, snapshot: Snapshot, known_as: Mapping[str, str], *, groups: bool) -> None:
         self._rows = (*snapshot.peers, *snapshot.former)
-        self._unmet = snapshot.unmet
-        self._more = snapshot.unmet_total - len(snapshot.unmet)
+        self._unmet_rows = snapshot.unmet
+        self._extra_count = snapshot.unmet_total - len(snapshot.unmet)
         self._known_as = known_as
         self._reach = snapshot.reach
         self._groups = groups
-        self._called = called(snapshot, known_as)
+        self._display_names = called(snapshot, known_as)
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
-        if not self._rows and not self._unmet:
+        if not self._rows and not self._unmet_rows:
             yield _NOBODY
             return
         is_wide = options.max_width >= _LINKS_WIDTH
         yield from [self._links()] if is_wide else map(self._link_lines, self._rows)
         for peer in self._rows:
             if remarks := self._remarks(peer):
-                yield plain(f"{self._called[peer.peer_id]}: {remarks}")
+                yield plain(f"{self._display_names[peer.peer_id]}: {remarks}")
             yield from _remedy(peer.why)
-        for row in self._unmet:
-            yield plain(f"{self._called[row.peer_id]}: {row.why.text}")
+        for row in self._unmet_rows:
+            yield plain(f"{self._display_names[row.peer_id]}: {row.why.text}")
             yield from _remedy(row.why)
-        if self._more > 0:
-            yield f"and {self._more:,} more members that this node has not met"
+        if self._extra_count > 0:
+            yield f"and {self._extra_count:,} more members that this node has not met"
         if self._groups and self._rows:
             yield ""
             yield from self._of_groups(options.max_width >= _GROUPS_WIDTH)
@@ -58,15 +58,15 @@ class PeersView:
         table = _table("name", "address", "link", "ms", "in", "out", "version", "seen")
         for peer in self._rows:
             table.add_row(*map(plain, self._link_cells(peer)))
-        for row in self._unmet:
-            table.add_row(*map(plain, (self._called[row.peer_id], *"-" * 7)))
+        for row in self._unmet_rows:
+            table.add_row(*map(plain, (self._display_names[row.peer_id], *"-" * 7)))
         return table
 
     def _link_cells(self, peer: PeerRow) -> tuple[str, ...]:
         link, has_traffic = self._link(peer), peer.bytes_in or peer.bytes_out
         trip = None if link == "-" else peer.round_trip
         return (
-            self._called[peer.peer_id],
+            self._display_names[peer.peer_id],
             place(peer.address),
             link,
             "-" if trip is None else milliseconds(trip),
@@ -84,7 +84,7 @@ class PeersView:
         return f"relay {self._relay(peer.via)}" if peer.via else "direct"
 
     def _relay(self, relay: str) -> str:
-        return self._called.get(relay) or short_id(relay)
+        return self._display_names.get(relay) or short_id(relay)
 
     def _link_lines(self, peer: PeerRow) -> str:
         name, address, link, trip, received, sent, version, age = self._link_cells(peer)

@@ -48,7 +48,7 @@ class _Cards:
         for heading in ("weights", "optim-\nizer", "KV\ncache", "activa-\ntions", "other", "peak"):
             table.add_column(heading, justify="right")
         for card in self._cards:
-            size, plan, is_feasible = _size(card), _planned(card), card.decision.found is not None
+            size, plan, is_feasible = _size(card), _planned(card), card.decision.fit is not None
             table.add_row(
                 size,
                 *(
@@ -66,7 +66,7 @@ class _Cards:
         plan, decision = _planned(card), card.decision
         parts = ", ".join(f"{part} {_gib(size)}" for part, size in plan.parts.summary().items())
         head = f"[bold]{_size(card)} GiB[/]: "
-        if decision.found is None:
+        if decision.fit is None:
             head += "[red]too small[/]"
         else:
             trains, micro_batch, answers = _choices(plan, decision.engine)
@@ -89,7 +89,7 @@ def cards_view(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> R
     advice = [
         f"{_size(card)} GiB: {escape(card.decision.advice)}."
         for card in cards
-        if card.decision.found is None
+        if card.decision.fit is None
     ]
     engines = [card.decision.engine for card in cards]
     built_in = next((engine for engine in engines if not engine.vllm), None)
@@ -127,8 +127,8 @@ def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableTyp
         table.add_row("never at once", f"-{_gib(spared)}", "", _dim("the sampler sleeps"))
     table.add_row("[bold]peak[/]", f"[bold]{_gib(plan.total)}[/]", _bar(plan.total, scale))
     size = f"{vram / _GIB:.4g} GiB" + f" on each of {job.processes} GPUs" * (job.processes > 1)
-    if decision.found is None:
-        shortage = "" if not plan.fits() else f" {escape(decision.why)}:"
+    if decision.fit is None:
+        shortage = "" if not plan.fits() else f" {escape(decision.reason)}:"
         answer = f"[red]Does not fit[/] into {size}:{shortage} {escape(decision.advice)}."
     else:
         left = _gib(vram - plan.total)
@@ -138,12 +138,12 @@ def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableTyp
 
 
 def _on_cpu(machine: Machine, decision: Decision, shape: ModelConfig) -> str:
-    if decision.found is None:
-        return f"[red]Does not fit[/]: {escape(decision.why)}: {escape(decision.advice)}."
-    fit = decision.found
+    if decision.fit is None:
+        return f"[red]Does not fit[/]: {escape(decision.reason)}: {escape(decision.advice)}."
+    fit = decision.fit
     rank = fit.training.lora_rank
     method = f"LoRA of rank {rank}" if rank else "full fine-tuning"
-    method += f" in {fit.where.products}"
+    method += f" in {fit.placement.products}"
     free = f"{machine.free / 1e9:.1f} GB of RAM"
     parts = fit.parts(shape)
     breakdown = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in parts.summary().items())

@@ -54,7 +54,7 @@ class Tasks:
         if path is not None:
             self._rows, self.digests = read_families(path, _row, _MAX_ROW_BYTES, held_out)
         self.families = tuple(self._rows) or (cls.__name__,)
-        self.bounds = {name: family.bound for name, family in self._rows.items()}
+        self.bounds = {name: family.held_out_bound for name, family in self._rows.items()}
         self.notes = tuple(family.note(name) for name, family in self._rows.items())
 
     def episode(self, ref: TaskRef) -> Episode:

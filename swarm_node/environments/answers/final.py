@@ -60,10 +60,11 @@ _LISTED: Final = re.compile(r"(?:[ \t,;/|&]|\bor\b|\band\b)*", re.IGNORECASE)
 
 
 class FinalAnswer(NamedTuple):
-    """The judged part of a text. `marked`: something in the text says that this is the answer."""
+    """The judged part of a text. `is_marked`: something in the text says that this is the
+    answer."""
 
     text: str
-    marked: bool
+    is_marked: bool
 
 
 def final_answer(text: str) -> FinalAnswer:
@@ -77,8 +78,8 @@ def final_answer(text: str) -> FinalAnswer:
     judged_text = _BARE_BOX.sub(r"\\boxed{\1}", text if content is None else content)
     for answer in (_boxed(judged_text), _lined(judged_text), _phrased(judged_text)):
         if answer:
-            return FinalAnswer(answer, marked=True)
-    return FinalAnswer(judged_text.strip(), marked=content is not None)
+            return FinalAnswer(answer, is_marked=True)
+    return FinalAnswer(judged_text.strip(), is_marked=content is not None)
 
 
 def only_answer(text: str) -> str | None:

@@ -161,7 +161,9 @@ def _same_values(answer: Value, right: Value) -> bool:
             return False
     elif answer.nouns and right.nouns and not answer.nouns & right.nouns:
         return False  # apples and oranges
-    if right.before and not (right.nouns or right.units or answer.before & right.before):
+    if right.leading_nouns and not (
+        right.nouns or right.units or answer.leading_nouns & right.leading_nouns
+    ):
         return False  # Room 12 and Gate 12
     if answer.number is not None and right.number is not None:
         return _same_numbers(answer, right)

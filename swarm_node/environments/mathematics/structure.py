@@ -62,7 +62,7 @@ class Words:
 class Value:
     """One expression. `number` is its exact value if it is a plain number, and `decimal` says that
     it was written as one. `units` are those beside it that are told apart, `nouns` and
-    `before` the stems of other words after and before it."""
+    `leading_nouns` the stems of other words after and before it."""
 
     tokens: tuple[Token, ...]
     number: Fraction | None = None
@@ -70,7 +70,7 @@ class Value:
     percent: bool = False
     units: tuple[str, ...] = ()
     nouns: frozenset[str] = frozenset()
-    before: frozenset[str] = frozenset()
+    leading_nouns: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +309,7 @@ def _with_units(value: Reading, prefix: Sequence[str], suffix: list[str]) -> Rea
             return Words((*key_of(value.tokens), *suffix))
         value, suffix = replace(value, number=value.number * SCALES[suffix[0]]), suffix[1:]
     units = _units((*(word for word in prefix if word in "$€£¥₹"), *suffix))
-    return replace(value, units=units, nouns=_nouns(suffix), before=_nouns(prefix))
+    return replace(value, units=units, nouns=_nouns(suffix), leading_nouns=_nouns(prefix))
 
 
 def _nouns(words: Sequence[str]) -> frozenset[str]:

@@ -137,7 +137,7 @@ class _Programs:
     ) -> None:
         self.families = tuple(families)
         self.version = version
-        self.held_out_bounds = {name: family.bound for name, family in families.items()}
+        self.held_out_bounds = {name: family.held_out_bound for name, family in families.items()}
         self.sizes = {name: family.size for name, family in families.items()}
         self.notes = tuple(_note(name, family) for name, family in families.items())
         self._rows = families

@@ -107,7 +107,7 @@ class Runtime:
         self._engine = _engine()
         self._module = _compiled(self._engine, wasm)
         self._linker = wasmtime.Linker(self._engine)
-        self._running: _Running | None = None
+        self._current_run: _Running | None = None
         for wasm_import in self._module.imports:
             self._linker.define_func(
                 wasm_import.module,
@@ -134,12 +134,12 @@ class Runtime:
             store.set_limits(memory_size=MEMORY_BYTES, instances=1, memories=1)
             store.set_fuel(_UNLIMITED)  # copying the interpreter into its memory is no step
             exports = self._instance(store).exports(store)
-            self._running = _Running(system, _Memory(store, exports["memory"]))
+            self._current_run = _Running(system, _Memory(store, exports["memory"]))
             store.set_fuel(steps)
             end = self._end(store, exports)
             return Outcome(bytes(system.stdout), steps - store.get_fuel(), end)
         finally:
-            self._running = None
+            self._current_run = None
             store.close()
 
     def _instance(self, store: Any) -> Any:
@@ -162,8 +162,8 @@ class Runtime:
 
     def _answering(self, name: str) -> Any:
         def answer(*arguments: int) -> int:
-            assert self._running is not None
-            return self._running.system.call(name, self._running.memory, arguments)
+            assert self._current_run is not None
+            return self._current_run.system.call(name, self._current_run.memory, arguments)
 
         return answer
 

@@ -196,22 +196,22 @@ def _bounded(value: Fraction) -> Fraction:
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """Bit i of `table` is the truth value under assignment i. `plain`: a single variable."""
+    """Bit i of `table` is the truth value under assignment i. `is_variable`: a single variable."""
 
     table: int
-    plain: bool = False
+    is_variable: bool = False
 
 
 class TruthTables:
     """Propositions over the given variables; any other name is refused."""
 
     def __init__(self, variables: Sequence[str]) -> None:
-        self.all = (1 << (1 << len(variables))) - 1
+        self.full_table = (1 << (1 << len(variables))) - 1
         self._variables: dict[str, Truth] = {}
         for index, name in enumerate(variables):
             # Zeros and ones in turn, 2^index of each: all divided by 2^(2^index) + 1.
-            zeros_then_ones = self.all // ((1 << (1 << index)) + 1)
-            self._variables[name] = Truth(zeros_then_ones << (1 << index), plain=True)
+            zeros_then_ones = self.full_table // ((1 << (1 << index)) + 1)
+            self._variables[name] = Truth(zeros_then_ones << (1 << index), is_variable=True)
 
     def atom(self, text: str) -> Truth:
         if text not in self._variables:
@@ -219,7 +219,7 @@ class TruthTables:
         return self._variables[text]
 
     def prefix(self, operator: str, value: Truth) -> Truth:
-        return Truth(self.all ^ value.table)
+        return Truth(self.full_table ^ value.table)
 
     def binary(self, operator: str, left: Truth, right: Truth) -> Truth:
         if operator == _AND:
@@ -227,8 +227,8 @@ class TruthTables:
         if operator == _OR:
             return Truth(left.table | right.table)
         if operator == _IMPLIES:
-            return Truth((self.all ^ left.table) | right.table)
-        return Truth(self.all ^ left.table ^ right.table)
+            return Truth((self.full_table ^ left.table) | right.table)
+        return Truth(self.full_table ^ left.table ^ right.table)
 
     def call(self, name: str, value: Truth) -> Truth:
         raise BadExpressionError("no functions here")

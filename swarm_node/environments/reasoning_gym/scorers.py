@@ -177,12 +177,12 @@ def _propositional_logic(dataset: Any, answer: str, entry: Mapping[str, Any]) ->
         conclusion = compute(answer, LOGIC, tables)
     except BadExpressionError:
         return 0.0
-    premises = tables.all
+    premises = tables.full_table
     for premise in entry["metadata"]["premises"]:
         premises &= compute(premise, LOGIC, tables).table
     if premises & ~conclusion.table:
         return 0.05
-    return 0.25 if conclusion.plain or conclusion.table == tables.all else 1.0
+    return 0.25 if conclusion.is_variable or conclusion.table == tables.full_table else 1.0
 
 
 def _game_of_life_halting(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:

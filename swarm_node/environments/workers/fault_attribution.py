@@ -75,10 +75,11 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at a group that gave no rewards. `fresh` if the judge had seen no other group."""
+    """An attempt at a group that gave no rewards. `is_fresh` is true if the judge had seen no other
+    group."""
 
     reason: Reason
-    fresh: bool
+    is_fresh: bool
 
 
 def reason_of(end: JudgeEnd, limit_seconds: float) -> Reason:
@@ -102,12 +103,12 @@ def next_step(attempts: Sequence[Attempt], control: bool | None = None) -> Step:
     tried, that a fresh judge scored the control text."""
     last = attempts[-1]
     suspects = sum(attempt.reason in SUSPECT for attempt in attempts)
-    if suspects >= 2 and last.fresh and last.reason in SUSPECT:
+    if suspects >= 2 and last.is_fresh and last.reason in SUSPECT:
         if control is None:
             return Step.CONTROL
         return Step.BLAME if control else Step.OWN_FAULT
     wait_reasons = [attempt.reason for attempt in attempts if attempt.reason in WAITED]
-    if wait_reasons == ["asleep"] * WAITED_TRIES and last.fresh:
+    if wait_reasons == ["asleep"] * WAITED_TRIES and last.is_fresh:
         if control is None:
             return Step.CONTROL
         return Step.ASLEEP if control else Step.OWN_FAULT

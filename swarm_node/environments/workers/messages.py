@@ -19,12 +19,12 @@ FROM_OUTSIDE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Confinement of a judge: `files` (Landlock) and `system_calls` (seccomp). `cramped` if it
-    inherited limits below its own, so that a text may run out of what every text is given."""
+    """Confinement of a judge: `files` (Landlock) and `system_calls` (seccomp). `is_cramped` is true
+    if it inherited limits below its own, so that a text may run out of what every text is given."""
 
     files: bool
     system_calls: bool
-    cramped: bool = False
+    is_cramped: bool = False
 
     @property
     def complete(self) -> bool:

@@ -155,7 +155,7 @@ class EnvironmentProcess:
         except ChildError as error:
             await self.stop(grace=0.0)  # the process has no environment
             if isinstance(error, ReportedError) and error.kind == ConfigError.__name__:
-                raise ConfigError(error.why) from error
+                raise ConfigError(error.reason) from error
             raise
         self.shares_memory, self.turns = reply.shares_memory, reply.turns
         return reply
@@ -246,7 +246,7 @@ class JudgeProcess:
     @property
     def cramped(self) -> bool:
         """True if the judge that answered last has lower limits than a judge's own."""
-        return self.sandbox is not None and self.sandbox.cramped
+        return self.sandbox is not None and self.sandbox.is_cramped
 
     async def derive(self, refs: Sequence[PlainRef], seconds: float) -> tuple[str, ...]:
         """The prompts of `refs`, each made within `seconds` of processor time. `score` then refers

@@ -47,14 +47,14 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class JudgeRequest(Generic[_Sent, _Given]):
-    """A request to a judge about a group. `answer` has it answer each of `sent` within a number of
-    processor seconds. Every environment can answer `control`. `raised` is the exception in an
-    answer. A `flawed` answer counts against the author."""
+    """A request to a judge about a group. `answer` has it answer each of `inputs` within a number
+    of processor seconds. Every environment can answer `control`. `exception_of` is the exception in
+    an answer. A `flawed` answer counts against the author."""
 
     answer: Callable[[Sequence[_Sent], float], Awaitable[Sequence[_Given]]]
-    sent: Sequence[_Sent]
+    inputs: Sequence[_Sent]
     control: Sequence[_Sent]
-    raised: Callable[[_Given], str]
+    exception_of: Callable[[_Given], str]
     flawed: Callable[[_Given], bool]
 
 
@@ -82,7 +82,7 @@ class PeersScore(Generic[_Given]):
     the texts did it, else `unjudged`. `seconds` count against the author."""
 
     prompt: str = ""
-    given: Sequence[_Given] = ()
+    answers: Sequence[_Given] = ()
     blamed: str = ""
     unjudged: str = ""
     seconds: float = 0.0
@@ -94,14 +94,14 @@ class PeersAttempts(Generic[_Sent, _Given]):
 
     judge: JudgeProcess
     ref: PlainRef
-    asked: JudgeRequest[_Sent, _Given]
+    request: JudgeRequest[_Sent, _Given]
     limits: Limits
     _past: list[Attempt] = field(default_factory=list)
-    _spent: float = 0.0
-    _slept: float = 0.0
+    _judge_seconds: float = 0.0
+    _sleep_seconds: float = 0.0
     _prompt: str = ""
-    _starved: Sequence[_Given] = ()
-    _refused: UnknownTaskError | None = None
+    _starved_answers: Sequence[_Given] = ()
+    _task_error: UnknownTaskError | None = None
 
     async def score(self) -> PeersScore[_Given]:
         """Score the texts in one judge after another, until there are rewards or a finding.
@@ -113,14 +113,14 @@ class PeersAttempts(Generic[_Sent, _Given]):
             is_fresh, start_time = self.judge.fresh, SYSTEM_CLOCK.now()
             result = await self._try()
             if not isinstance(result, str):
-                self._spent += SYSTEM_CLOCK.now() - start_time
-                if is_fresh or not any(map(self.asked.flawed, result)):
-                    return PeersScore(self._prompt, result, seconds=self._spent)
+                self._judge_seconds += SYSTEM_CLOCK.now() - start_time
+                if is_fresh or not any(map(self.request.flawed, result)):
+                    return PeersScore(self._prompt, result, seconds=self._judge_seconds)
                 # Texts of another author may have changed the environment's state in this judge.
                 await self.judge.close()
                 continue
             if result == "asleep":
-                self._slept += SYSTEM_CLOCK.now() - start_time
+                self._sleep_seconds += SYSTEM_CLOCK.now() - start_time
             self._past.append(Attempt(result, is_fresh))
             step = next_step(self._past)
             if step is Step.CONTROL:
@@ -134,25 +134,25 @@ class PeersAttempts(Generic[_Sent, _Given]):
         """The answers of one judge, or the reason why it gave none."""
         try:
             (self._prompt,) = await self.judge.derive([self.ref], self.limits.deriving)
-            answers = await self.asked.answer(self.asked.sent, self.limits.scoring)
+            answers = await self.request.answer(self.request.inputs, self.limits.scoring)
         except UnknownTaskError as error:
-            self._refused = error
+            self._task_error = error
             return "own" if self.judge.cramped else "unknown"
         except JudgeLostError as lost_error:
             # A judge that was killed by somebody else cost the author what it had used by then.
             max_seconds = self.limits.deriving + self.limits.scoring
             if lost_error.reason != "asleep":  # the whole wait counts there
-                self._spent += min(lost_error.processor_seconds, max_seconds)
+                self._judge_seconds += min(lost_error.processor_seconds, max_seconds)
             return "own" if self.judge.cramped else lost_error.reason
         except ChildError:  # no judge can be started now
             return "own"
-        if not any(self.asked.raised(item) in _STARVED for item in answers):
+        if not any(self.request.exception_of(item) in _STARVED for item in answers):
             return answers
         if self.judge.cramped:
             return "own"
-        if answers == self._starved:
+        if answers == self._starved_answers:
             return answers  # so it is with these texts
-        self._starved = answers
+        self._starved_answers = answers
         return "starved"
 
     async def _control_passes(self) -> bool:
@@ -163,7 +163,7 @@ class PeersAttempts(Generic[_Sent, _Given]):
         try:
             await self.judge.derive([self.ref] if has_prompt else [], self.limits.deriving)
             if has_prompt:
-                await self.asked.answer(self.asked.control, self.limits.scoring)
+                await self.request.answer(self.request.control, self.limits.scoring)
         except (ChildError, UnknownTaskError):
             return False
         return not self.judge.cramped
@@ -172,21 +172,25 @@ class PeersAttempts(Generic[_Sent, _Given]):
         """The finding as a value, or as the error of a task that cannot be made."""
         place = f"{self.ref[2]}/{self.ref[3]}"
         if step is Step.ASLEEP:  # all others waited for it, so all of it counts
-            return PeersScore(self._prompt, blamed=reason, seconds=self._spent + self._slept)
+            return PeersScore(
+                self._prompt, blamed=reason, seconds=self._judge_seconds + self._sleep_seconds
+            )
         if step is not Step.BLAME:
             # A busy machine looks like this too, so its author is charged for a part only.
             waiting_seconds = self.limits.scoring if reason in WAITED else 0.0
             cause = "own" if step is Step.OWN_FAULT else reason
-            return PeersScore(self._prompt, unjudged=cause, seconds=self._spent + waiting_seconds)
+            return PeersScore(
+                self._prompt, unjudged=cause, seconds=self._judge_seconds + waiting_seconds
+            )
         if reason == "derive":
             raise SlowTaskError(
                 f"making the task {place} took too long; leave that family out",
                 2 * self.limits.deriving,  # it was tried twice
             )
-        if reason == "unknown" and self._refused is not None:
-            raise self._refused
+        if reason == "unknown" and self._task_error is not None:
+            raise self._task_error
         if not self._prompt:
             raise UnknownTaskError(
                 f"making the task {place} ended its process ({reason}); leave that family out"
             )
-        return PeersScore(self._prompt, blamed=reason, seconds=self._spent)
+        return PeersScore(self._prompt, blamed=reason, seconds=self._judge_seconds)

@@ -63,9 +63,9 @@ def confine(readable_paths: Iterable[Path]) -> Sandbox:
     libc.syscall.restype = ctypes.c_long
     _drop_capabilities(libc)
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0:
-        return Sandbox(files=False, system_calls=False, cramped=is_cramped)
+        return Sandbox(files=False, system_calls=False, is_cramped=is_cramped)
     files = _restrict_files(libc, paths)
-    return Sandbox(files=files, system_calls=_filter_calls(libc), cramped=is_cramped)
+    return Sandbox(files=files, system_calls=_filter_calls(libc), is_cramped=is_cramped)
 
 
 def code_paths() -> Iterator[Path]:

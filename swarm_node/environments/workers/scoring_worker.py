@@ -315,15 +315,15 @@ class Judge:
         self._environment = environment
         self._task: Task | None = None
         #: True for files and for system calls if they are confined; set before the first request.
-        self.confined = (False, False)
-        self.cramped = False
+        self.confinement = (False, False)
+        self.is_cramped = False
 
     def answer(self, body: bytes) -> bytes:
         request = _requests.decode(body)
         reply: Reply
         try:
             if isinstance(request, Derive):
-                reply = Derived(self._derive(request), *self.confined, self.cramped)
+                reply = Derived(self._derive(request), *self.confinement, self.is_cramped)
             elif isinstance(request, Check):
                 reply = Checked(self._check(request)[:1000])
             elif isinstance(request, Draw):

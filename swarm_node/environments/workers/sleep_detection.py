@@ -33,7 +33,7 @@ class SleepLimit:
     """Ends the timeout `ending` early, once the process has slept for `most` seconds of it."""
 
     def __init__(self, pid: int, max_seconds: float, deadline: asyncio.Timeout) -> None:
-        self._pid, self._left, self._ending = pid, max_seconds, deadline
+        self._pid, self._left, self._deadline = pid, max_seconds, deadline
         self._rng = random.SystemRandom()
         self._loop = asyncio.get_running_loop()
 
@@ -46,17 +46,17 @@ class SleepLimit:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._next.cancel()
+        self._timer.cancel()
 
     def _wait(self) -> None:
         pause = self._rng.uniform(*_PAUSE)
-        self._next = self._loop.call_later(pause, self._look, pause)
+        self._timer = self._loop.call_later(pause, self._look, pause)
 
     def _look(self, pause: float) -> None:
         # A pause counts as it was planned: this node may have been stopped for longer.
         if asleep(self._pid):
             self._left -= pause
         if self.reached:
-            self._ending.reschedule(self._loop.time())
+            self._deadline.reschedule(self._loop.time())
         else:
             self._wait()

@@ -127,7 +127,7 @@ class _Argument:
     values: tuple[int, ...]
     mask: int = 0xFFFFFFFF
     #: A pointer or a 64-bit number, whose upper half must be 0.
-    wide: bool = False
+    is_64bit: bool = False
 
 
 #: Allowed with these arguments only. F_SETOWN, or sending to a named socket, would reach other
@@ -139,7 +139,7 @@ _GUARDED: Mapping[str, tuple[tuple[int | None, int | None], tuple[_Argument, ...
     "ioctl": ((16, 29), (_Argument(1, _IOCTLS),)),
     "madvise": ((28, 233), (_Argument(2, _ADVICE),)),
     "recvfrom": ((45, 207), (_Argument(3, (0,), _MESSAGE_FLAGS),)),
-    "sendto": ((44, 206), (_Argument(4, (0,), wide=True), _Argument(3, (0,), _MESSAGE_FLAGS))),
+    "sendto": ((44, 206), (_Argument(4, (0,), is_64bit=True), _Argument(3, (0,), _MESSAGE_FLAGS))),
     # An event loop wakes itself through such a pair; streams of a pair reach nobody else.
     "socketpair": (
         (53, 199),
@@ -155,7 +155,7 @@ _SIGNALS = tuple(sorted({0, *signal.valid_signals()} - FROM_OUTSIDE))
 _ITSELF: Mapping[str, tuple[tuple[int, int], tuple[_Argument, ...]]] = {
     "kill": ((62, 129), (_Argument(1, _SIGNALS),)),
     "tgkill": ((234, 131), (_Argument(2, _SIGNALS),)),
-    "prlimit64": ((302, 261), (_Argument(2, (0,), wide=True),)),
+    "prlimit64": ((302, 261), (_Argument(2, (0,), is_64bit=True),)),
 }
 
 
@@ -201,7 +201,7 @@ def _checked(arguments: tuple[_Argument, ...]) -> Iterator[_Instruction]:
     refuse = (_RETURN, 0, 0, _ERRNO | _EPERM)
     for argument in arguments:
         at = _AT_ARGUMENTS + 8 * argument.index  # little endian: the lower half comes first
-        if argument.wide:
+        if argument.is_64bit:
             yield from ((_LOAD, 0, 0, at + 4), (_EQUAL, 1, 0, 0), refuse)
         yield from ((_LOAD, 0, 0, at), (_AND, 0, 0, argument.mask))
         for left, value in zip(range(len(argument.values), 0, -1), argument.values, strict=True):

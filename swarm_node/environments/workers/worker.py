@@ -120,8 +120,8 @@ class _Worker:
 
             def ready() -> None:
                 sandbox = confine(self._code)
-                judge.confined = (sandbox.files, sandbox.system_calls)
-                judge.cramped = sandbox.cramped
+                judge.confinement = (sandbox.files, sandbox.system_calls)
+                judge.is_cramped = sandbox.is_cramped
 
             serve_frames(judge.answer, ready)
             code = 0

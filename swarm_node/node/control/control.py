@@ -134,7 +134,7 @@ class ControlServer:
         )
         self._entrance = Entrance(time.monotonic)
         self._events = Events(self._news)
-        self._listening: Listening | None = None
+        self._listener: Listening | None = None
 
     async def start(self) -> None:
         """Listen and write the address file.
@@ -166,8 +166,8 @@ class ControlServer:
                 *(self._openai.routes() if self._openai is not None else []),
             ]
         )
-        self._listening = Listening(app, "127.0.0.1", 0)
-        port = await self._listening.start()
+        self._listener = Listening(app, "127.0.0.1", 0)
+        port = await self._listener.start()
         address = _Address(port=port, token=self._token, pid=os.getpid())
         try:
             replace_private(self._file, msgspec.json.encode(address))
@@ -179,20 +179,20 @@ class ControlServer:
             if self._openai is not None:
                 replace_private(self._beside(TOKEN_FILE), self._openai_token.encode())
         except OSError as error:
-            await self._listening.close()
-            self._listening = None
+            await self._listener.close()
+            self._listener = None
             raise HomeError(f"cannot write {self._file}: {error.strerror}") from error
 
     async def close(self) -> None:
         """Stop listening and take the address file away."""
-        if self._listening is not None:
+        if self._listener is not None:
             for name in (self._file.name, _METRICS_TOKEN, _TARGET, TOKEN_FILE):
                 self._beside(name).unlink(missing_ok=True)
             self._events.end()
             if self._openai is not None:
                 self._openai.end()
-            await self._listening.close()
-            self._listening = None
+            await self._listener.close()
+            self._listener = None
 
     def _beside(self, name: str) -> Path:
         return self._file.with_name(name)

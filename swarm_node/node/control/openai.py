@@ -95,8 +95,8 @@ class OpenAIServer:
         self._guests = guests
         self._codec = codec
         self._model = model
-        self._longest = token_limit
-        self._created = int(time.time())
+        self._token_limit = token_limit
+        self._created_at = int(time.time())
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -114,7 +114,7 @@ class OpenAIServer:
     def served(self) -> ServedModel:
         """The model as it is listed."""
         guests, codec = self._guests, self._codec
-        return ServedModel(self._model, self._created, guests.version, codec.positions)
+        return ServedModel(self._model, self._created_at, guests.version, codec.positions)
 
     async def _list(self, _: web.Request) -> web.Response:
         return _json(ModelList([self.served]))
@@ -172,7 +172,7 @@ class OpenAIServer:
             except ModelError as error:
                 raise BadRequestError(str(error), "messages") from error
             limit = api_request.max_completion_tokens or api_request.max_tokens
-            max_tokens, param = limit or self._longest(), "messages"
+            max_tokens, param = limit or self._token_limit(), "messages"
         else:
             prompts = prompts_of(api_request, self._codec.encode_answer)
             limit, param = api_request.max_tokens, "prompt"
@@ -191,7 +191,7 @@ class OpenAIServer:
                 api_request.heat,
                 guest=True,
                 top_p=api_request.top_p or 1.0,
-                ranked=api_request.ranked,
+                top_logprobs=api_request.ranked,
             )
             for place, ids in enumerate(prompts)
         ]
@@ -253,8 +253,8 @@ class _Conversation:
         self._rows = [(item, row) for item in answers for row in item.rows]
         self._texts = [AnswerText(codec.decode, api_request.stops) for _ in self._rows]
         self._codec = codec
-        self._ranked = api_request.ranked is not None
-        self._told: list[Finish | None] = [None] * len(self._rows)
+        self._wants_logprobs = api_request.ranked is not None
+        self._finishes: list[Finish | None] = [None] * len(self._rows)
         self._prompt_tokens = sum(len(item.prompt_ids) for item in sample_requests)
         self._counts = bool(api_request.stream_options and api_request.stream_options.include_usage)
         kind: Kind = "chat" if isinstance(api_request, ChatRequest) else "text"
@@ -270,7 +270,7 @@ class _Conversation:
         if failure is not None:
             return _json(error_of(failure, "server_error"), 503)
         texts = [answer.text for answer in self._texts]
-        ends = [finish or Finish.LENGTH for finish in self._told]
+        ends = [finish or Finish.LENGTH for finish in self._finishes]
         logprobs = [self._new_logprobs(place) for place in range(len(self._rows))]
         return _json(self._reply.whole(texts, logprobs, ends, self._usage(), self._version))
 
@@ -282,7 +282,7 @@ class _Conversation:
             for chunk in self._reply.first(len(self._rows), self._version):
                 await _send(request, response, chunk)
             async for place, new in self._news():
-                logprobs, end = self._new_logprobs(place), self._told[place]
+                logprobs, end = self._new_logprobs(place), self._finishes[place]
                 version = self._rows[place][0].version
                 piece = self._reply.piece(place, new, logprobs, end, version)
                 await _send(request, response, piece)
@@ -299,13 +299,13 @@ class _Conversation:
         ended, or the request is over."""
         while True:
             for place, (_, row) in enumerate(self._rows):
-                if self._told[place] is not None:
+                if self._finishes[place] is not None:
                     continue
                 text = self._texts[place]
                 new = text.take(row.ids, is_finished=row.finish is not None)
-                if text.stopped and row.finish is None:
+                if text.is_stopped and row.finish is None:
                     row.finish = Finish.STOP
-                end = self._told[place] = Finish.STOP if text.stopped else row.finish
+                end = self._finishes[place] = Finish.STOP if text.is_stopped else row.finish
                 if new or end:
                     yield place, new
             waiting = [answer for answer in self._answers if not answer.over]
@@ -316,12 +316,12 @@ class _Conversation:
     def _new_logprobs(self, place: int) -> dict[str, Any] | None:
         """Log-probs of the tokens that were added to the shown text since the last call. When a row
         has ended, those of all its remaining tokens."""
-        if not self._ranked:
+        if not self._wants_logprobs:
             return None
         (_, row), text = self._rows[place], self._texts[place]
-        is_complete = self._told[place] is not None and not text.stopped
+        is_complete = self._finishes[place] is not None and not text.is_stopped
         length = None if is_complete else len(text.text)
-        return self._logprobs[place].take(row.ids, row.ranked, length)
+        return self._logprobs[place].take(row.ids, row.ranked_tokens, length)
 
     def _spelt(self, token: int) -> SpeltToken:
         return spelt(self._codec.token_bytes(token), self._codec.token_name(token))
@@ -338,7 +338,7 @@ class _Conversation:
         errors: list[SwarmNodeError] = [answer.error for answer in self._answers if answer.error]
         if errors:
             return str(errors[0])
-        return None if all(self._told) else "the node stops, or the request was dropped"
+        return None if all(self._finishes) else "the node stops, or the request was dropped"
 
 
 def _gone(request: web.Request) -> bool:

@@ -34,7 +34,7 @@ class AnswerLogprobs:
     def __init__(self, kind: Literal["chat", "text"], spell: Callable[[int], SpeltToken]) -> None:
         self._kind = kind
         self._spell = spell
-        self._told = 0
+        self._sent_tokens = 0
         self._letters = 0
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
@@ -44,15 +44,15 @@ class AnswerLogprobs:
         """Return the log-probs of new tokens: of those of `ids` that begin in the first `length`
         characters of the answer, or of all if `length` is None. Return None if no token is new. An
         answer without any token has empty lists."""
-        tokens, offsets, begin = list[SpeltToken](), list[int](), self._told
-        while self._told < len(ids) and (length is None or self._letters < length):
-            tokens.append(self._spell(ids[self._told]))
+        tokens, offsets, begin = list[SpeltToken](), list[int](), self._sent_tokens
+        while self._sent_tokens < len(ids) and (length is None or self._letters < length):
+            tokens.append(self._spell(ids[self._sent_tokens]))
             offsets.append(self._letters)
             self._letters += len(self._decoder.decode(tokens[-1].data or b""))
-            self._told += 1
-        if not tokens and self._told:
+            self._sent_tokens += 1
+        if not tokens and self._sent_tokens:
             return None
-        new = list(zip(tokens, ranked_tokens[begin : self._told], strict=True))
+        new = list(zip(tokens, ranked_tokens[begin : self._sent_tokens], strict=True))
         if self._kind == "chat":
             return {"content": [self._entry(*entry) for entry in new], "refusal": None}
         likeliest = [self._likeliest(*entry) for entry in new]

@@ -210,17 +210,17 @@ class AnswerText:
         self._decode = decode
         self._stops = stops
         self.text = ""
-        self.stopped = False
+        self.is_stopped = False
 
     def take(self, ids: Sequence[int], *, is_finished: bool) -> str:
         """Return what is new in the text of all `ids` so far. With `is_finished` no more comes."""
-        if self.stopped:
+        if self.is_stopped:
             return ""
         text = self._decode(ids)
         # The one that is whole first, so that the pieces in which a text comes change nothing.
         ends = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if ends:
-            self.stopped, text = True, text[: min(ends)[1]]
+            self.is_stopped, text = True, text[: min(ends)[1]]
         elif not is_finished:
             text = self._settled(text)
         if len(text) <= len(self.text):

@@ -64,7 +64,7 @@ def _groups(shot: Snapshot) -> Iterator[Metric]:
     for name, family in groupby(figures(shot.groups), lambda entry: entry[1].metric):
         rows = list(family)
         labels = [({"origin": entry.origin} if entry.origin else {}, n) for _, entry, n in rows]
-        yield _counter(name, rows[0][1].said, labels)
+        yield _counter(name, rows[0][1].description, labels)
     yield _counter(
         "rejections", "Rejected messages of peers, and failed pulls.", _by("reason", shot.rejected)
     )
@@ -86,7 +86,7 @@ def _learning(shot: Snapshot) -> Iterator[Metric]:
     for row in (shot.last_step, shot.latest):
         for _, figure, value in figures(row):
             if figure.metric:
-                yield _gauge(figure.metric, figure.said, value)
+                yield _gauge(figure.metric, figure.description, value)
 
 
 def _machine(shot: Snapshot) -> Iterator[Metric]:

@@ -62,9 +62,9 @@ class _Manifest(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Backup:
-    """A backup that was written or restored; `made` is in Unix seconds."""
+    """A backup that was written or restored; `created_at` is in Unix seconds."""
 
-    made: int
+    created_at: int
     files: dict[str, BackedUpFile]
 
     @property
@@ -159,7 +159,7 @@ def _check(place: Path, source: Path) -> None:
     home_state = stock.judged()
     other_faults = [fault for fault in home_state.errors if fault.file != RECORD]
     if other_faults or home_state.state == "new":
-        reason = "; ".join(fault.found for fault in other_faults) or "it holds no files of a home"
+        reason = "; ".join(fault.problem for fault in other_faults) or "it holds no files of a home"
         raise HomeError(
             f"{source} is not a usable backup ({reason})", "take another, or an older one"
         )

@@ -40,16 +40,16 @@ class Record(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fault(NamedTuple):
-    """A flaw of a home: a file, the text `found`, and what restores it. A home with a fault of
+    """A flaw of a home: a file, the text `problem`, and what restores it. A home with a fault of
     level "error" does not start."""
 
     file: str
     level: Level
-    found: str
+    problem: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.found}: {self.remedy}"
+        return f"{self.problem}: {self.remedy}"
 
 
 class HomeState(NamedTuple):
@@ -64,11 +64,11 @@ class HomeState(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A file that a home may have. `without` is the level of its absence, `lost` says what is lost
-    then, and `remedy` is a remedy besides a backup."""
+    """A file that a home may have. `missing_level` is the level of its absence, `loss` says what is
+    lost then, and `remedy` is a remedy besides a backup."""
 
-    without: Level
-    lost: str = ""
+    missing_level: Level
+    loss: str = ""
     remedy: str = ""
 
 
@@ -164,13 +164,13 @@ def _remedy(name: str, kind: _Kind) -> str:
     if name == RECORD:
         return "move it away: the start records what lies here then, and cannot tell what is lost"
     if name == "checkpoints":
-        return f"restore a backup of it, or move it away: {kind.lost}"
+        return f"restore a backup of it, or move it away: {kind.loss}"
     if name == "node.db":
         away = "move node.db, node.db-wal and node.db-shm away"
-        return f"{away} ({kind.lost}), or restore a backup into another --home"
+        return f"{away} ({kind.loss}), or restore a backup into another --home"
     if name not in FILES:
         return "remove it: it is only locked, and holds nothing"
-    alternative = kind.remedy or f"or move it away: {kind.lost}"
+    alternative = kind.remedy or f"or move it away: {kind.loss}"
     return f"{_BACKUP.format(name=name)}, {alternative}"
 
 
@@ -189,11 +189,11 @@ def _missing(
         if name == "revoked" and (delegate or "root.key" in names):
             remedy = f"{_BACKUP.format(name=name)}, or {_ELSEWHERE}"
             yield Fault(name, "error", "revoked, the list of former members, is missing", remedy)
-        elif is_half_pair or kind.without == "error":
+        elif is_half_pair or kind.missing_level == "error":
             remedy = f"{_BACKUP.format(name=name)}, {kind.remedy}"
             yield _restorable(name, kind, f"{name} is missing", remedy, ticket)
         else:
-            text = f"{name} is missing{suffix}: {kind.lost}"
+            text = f"{name} is missing{suffix}: {kind.loss}"
             yield Fault(name, "warning", text, "restore it from a backup, or go on without it")
 
 

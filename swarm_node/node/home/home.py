@@ -93,7 +93,7 @@ class Home(PrivateDirectory):
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
         self.log = self.path / "node.log"
-        self._recorded: set[str] = set()
+        self._recorded_names: set[str] = set()
 
     @property
     def _swarm_file(self) -> Path:
@@ -199,7 +199,7 @@ class Home(PrivateDirectory):
             HomeError: it cannot be written.
         """
         # Without a record this is no node's home, or one before its first start.
-        if name in self._recorded or name not in FILES or not (self.path / RECORD).exists():
+        if name in self._recorded_names or name not in FILES or not (self.path / RECORD).exists():
             return
         with self.editing(_RECORDING):
             try:
@@ -209,7 +209,7 @@ class Home(PrivateDirectory):
             if record.finished and name not in record.files:
                 self._write(Record(RECORD_VERSION, True, sorted([*record.files, name])))
             if record.finished:
-                self._recorded.add(name)
+                self._recorded_names.add(name)
 
     def _write(self, record: Record) -> None:
         super().save(RECORD, msgspec.json.encode(record))

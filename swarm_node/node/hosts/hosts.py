@@ -164,15 +164,15 @@ class Hosts:
         self._key, self._needs = key, needs
         self._server: asyncio.Server | None = None
         self._waiting: list[_Host] = []
-        self._running: list[_Host] = []
+        self._active_hosts: list[_Host] = []
         self._open: set[asyncio.StreamWriter] = set()
-        self._changed = asyncio.Event()
-        self._lost: Callable[[], Awaitable[object]] | None = None
+        self._change_event = asyncio.Event()
+        self._on_lost: Callable[[], Awaitable[object]] | None = None
 
     @property
     def complete(self) -> bool:
         """Check that no host was lost since `gather`."""
-        return len(self._running) == self.count - 1
+        return len(self._active_hosts) == self.count - 1
 
     @property
     def waiting(self) -> int:
@@ -194,28 +194,28 @@ class Hosts:
             ConfigError: the address cannot be listened on.
             ChildError: they were not there within `patience` seconds.
         """
-        self._lost = None
-        for host in self._running:
+        self._on_lost = None
+        for host in self._active_hosts:
             host.writer.close()
-        self._running.clear()
+        self._active_hosts.clear()
         address, interface = await self._listen()
         _log.warning("waiting for trainer hosts", address=self._at, needed=self.count - 1)
         try:
             async with asyncio.timeout(patience):
                 while len(self._waiting) < self.count - 1:
-                    self._changed.clear()
-                    await self._changed.wait()
+                    self._change_event.clear()
+                    await self._change_event.wait()
         except TimeoutError:
             raise ChildError(
                 f"{len(self._waiting)} of {self.count - 1} trainer hosts came to {self._at} within "
                 f"{patience:g} s",
                 f"run `swarm-node train-host {self._at}` on each host (run.trainer_hosts)",
             ) from None
-        self._running = self._waiting[: self.count - 1]
+        self._active_hosts = self._waiting[: self.count - 1]
         del self._waiting[: self.count - 1]
-        self._lost = on_lost
+        self._on_lost = on_lost
         port = unused_port(address)
-        for index, host in enumerate(self._running, start=1):
+        for index, host in enumerate(self._active_hosts, start=1):
             needs = self._needs
             task = HostWork(index, self.count, needs.processes, needs.device, needs.threads, port)
             send(host.writer, Welcome(task, proof(self._key, "node", host.nonces, task)))
@@ -223,16 +223,16 @@ class Hosts:
 
     async def close(self) -> None:
         """Tell the hosts that the node ends."""
-        self._lost = None
+        self._on_lost = None
         if self._server is not None:
             self._server.close()
-        for host in (*self._running, *self._waiting):
+        for host in (*self._active_hosts, *self._waiting):
             send(host.writer, NodeEnded())
         for writer in self._open:
             writer.close()
         while self._open:
-            self._changed.clear()
-            await self._changed.wait()
+            self._change_event.clear()
+            await self._change_event.wait()
 
     async def _listen(self) -> tuple[str, str]:
         """The address that is listened on, and its network interface."""
@@ -266,7 +266,7 @@ class Hosts:
         finally:
             await shut(writer)
             self._open.discard(writer)
-            self._changed.set()
+            self._change_event.set()
 
     async def _admit(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -291,13 +291,13 @@ class Hosts:
     async def _stay(self, reader: asyncio.StreamReader, host: _Host) -> None:
         """Keep an admitted host until its connection breaks."""
         self._waiting.append(host)
-        self._changed.set()
+        self._change_event.set()
         with suppress(OSError):  # it is gone in either case
             await reader.read(1)
         if host in self._waiting:
             self._waiting.remove(host)
-        elif host in self._running:
-            self._running.remove(host)
-            if self._lost is not None:
+        elif host in self._active_hosts:
+            self._active_hosts.remove(host)
+            if self._on_lost is not None:
                 _log.warning("a trainer host is gone: its connection closed")
-                await self._lost()
+                await self._on_lost()

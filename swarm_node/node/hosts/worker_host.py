@@ -61,7 +61,7 @@ class WorkerHost:
         self._model_dir, self._digest = model_dir, digest
         self._directory = directory
         self._tell = tell
-        self._told = ""
+        self._last_message = ""
 
     async def attend(self) -> None:
         """Run until the node ends.
@@ -144,9 +144,9 @@ class WorkerHost:
         return proof(self._key, role, nonces, payload)
 
     def _say(self, text: str) -> None:
-        if text != self._told:
+        if text != self._last_message:
             self._tell(text)
-        self._told = text
+        self._last_message = text
 
 
 async def _ended(reader: asyncio.StreamReader, seconds: float) -> bool | None:

@@ -76,7 +76,7 @@ class GoOn(NamedTuple):
 
     part: str
     pause: float
-    then: str
+    outcome: str
     remedy: str
 
 
@@ -96,14 +96,14 @@ class Told:
 
     def __init__(self) -> None:
         self._at: dict[tuple[str, str], float] = {}
-        self._silent: dict[tuple[str, str], int] = {}
+        self._unlogged_counts: dict[tuple[str, str], int] = {}
 
     def due(self, loop: str, part: str, now: float) -> int | None:
         """Note a fault. Return the number of faults since the last line if this one is logged,
         None if it is not."""
         key = loop, part
-        self._silent[key] = self._silent.get(key, 0) + 1
+        self._unlogged_counts[key] = self._unlogged_counts.get(key, 0) + 1
         if now < self._at.get(key, -TOLD_SECONDS) + TOLD_SECONDS:
             return None
         self._at[key] = now
-        return self._silent.pop(key)
+        return self._unlogged_counts.pop(key)

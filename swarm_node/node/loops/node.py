@@ -92,7 +92,7 @@ class Node:
         """The node closes `parts` when `run` ends. `assembly.assemble` makes all these objects."""
         self.settings = settings
         self._parts = parts
-        self._shared = shared_state
+        self._shared_state = shared_state
         self._tally = shared_state.tally
         self._buffer = shared_state.buffer
         self._slots = shared_state.slots
@@ -101,22 +101,22 @@ class Node:
         self._reaching = reaching
         self._open_work = open_work
         self._state = "starting"
-        self._started = parts.clock.now()
+        self._started_at = parts.clock.now()
         self._running_since: float | None = None
         self._info: EnvironmentInfo | None = None
         self._own_families: tuple[str, ...] = ()
-        self._opened: Workers | None = None
+        self._workers: Workers | None = None
         #: Groups of an earlier start that are not in the replay buffer yet.
-        self._stored: deque[VerifiedGroup] = deque()
+        self._stored_groups: deque[VerifiedGroup] = deque()
         self._polls = 0
         #: Own groups since the start.
-        self._sampled = 0
+        self._sampled_groups = 0
         self._dials: DialCheck | None = None
         if parts.knock is not None:
             self._dials = DialCheck(shared_state.local, settings.network.bootstrap, parts.knock)
         self.membership_check: MembershipCheck | None = None
         self._stop = asyncio.Event()
-        self._changed = asyncio.Condition()
+        self._condition = asyncio.Condition()
 
     def stop(self) -> None:
         """End `run` soon: break off a start, finish an update, store a checkpoint, close all
@@ -125,7 +125,7 @@ class Node:
 
     def leave_if_refused(self, inviters: Sequence[str]) -> None:
         """Have `run` end once the swarm refuses this node for certain; see `MembershipCheck`."""
-        local, storage = self._shared.local, self._parts.storage
+        local, storage = self._shared_state.local, self._parts.storage
         self.membership_check = MembershipCheck(local, storage, inviters, self.stop)
 
     def adopt(self, settings: Settings) -> None:
@@ -133,8 +133,8 @@ class Node:
         self.settings = settings
         self._reaching.mode = settings.network.relay
         self._learner.save_steps = settings.run.save_steps
-        if self._opened is not None:
-            self._opened.evaluator.adopt(settings.run.eval_tasks, settings.run.eval_seconds)
+        if self._workers is not None:
+            self._workers.evaluator.adopt(settings.run.eval_tasks, settings.run.eval_seconds)
 
     async def run(
         self,
@@ -187,9 +187,9 @@ class Node:
         Raises:
             SwarmNodeError: the node has not started, or the environment failed.
         """
-        if self._opened is None:
+        if self._workers is None:
             raise SwarmNodeError("the node is still starting", "try again in a few seconds")
-        point = await self._opened.evaluator.measure()
+        point = await self._workers.evaluator.measure()
         point = replace(point, isolated=self._tally.groups.trained_external == 0)
         add(self._tally.evals, point)
         return point
@@ -203,9 +203,9 @@ class Node:
         if self._state != "running" or self._work.prober is None:
             raise SwarmNodeError("the node is not running yet", "try again in a few seconds")
         await self._work.prober.refresh()
-        report = await take_report(self._parts, self._shared, self._reaching)
+        report = await take_report(self._parts, self._shared_state, self._reaching)
         asker, url = self._work.exchange.asker, self.settings.network.coordinator
-        report.tried.extend(await try_everything(self._shared.local, asker, self._dials, url))
+        report.tried.extend(await try_everything(self._shared_state.local, asker, self._dials, url))
         shot = self.snapshot()  # the tries may have found causes
         return replace(report, findings=shot.findings, causes=shot.causes)
 
@@ -217,7 +217,8 @@ class Node:
         """
         if self._state != "running":
             raise SwarmNodeError("the node is not running yet; try again in a few seconds")
-        return await ping(peer_id, seconds, self._shared.local, self._work.exchange, self._reaching)
+        local, exchange = self._shared_state.local, self._work.exchange
+        return await ping(peer_id, seconds, local, exchange, self._reaching)
 
     def samples(self) -> list[SampleRow]:
         """Some answers, own and peers'."""
@@ -231,14 +232,14 @@ class Node:
         """Return the snapshot of this node now."""
         return take_snapshot(
             self._parts,
-            self._shared,
+            self._shared_state,
             self._reaching,
-            self._opened.exchange.discovery if self._opened else None,
+            self._workers.exchange.discovery if self._workers else None,
             model=self.settings.model,
             limit=self.settings.run.max_steps,
-            levels=[] if self._opened is None else self._opened.levels.rows(),
+            levels=[] if self._workers is None else self._workers.levels.rows(),
             state=self._state,
-            started_at=self._started,
+            started_at=self._started_at,
             running_since=self._running_since,
             info=self._info,
             own_families=self._own_families,
@@ -255,7 +256,7 @@ class Node:
             _log.info("stopping", said="what is under way ends first")
             self._learner.may_load.set()
             await self._notify()
-            patience = 0.0 if self._learner.restarting else _STOP_SECONDS
+            patience = 0.0 if self._learner.is_restarting else _STOP_SECONDS
             if train := loops.get("train"):  # a member of another program's has none
                 await asyncio.wait({train}, timeout=patience)
             for task in loops.values():
@@ -265,7 +266,7 @@ class Node:
         """All loops, each under the supervisor: those that repeat one step, and the others."""
         repeat, connectivity = self._supervisor.repeat, self._work.connectivity
         return {
-            **({"restore": self._restore} if self._stored else {}),
+            **({"restore": self._restore} if self._stored_groups else {}),
             "sample": partial(repeat, "sample", self._sample),
             "train": self._train,
             "list": self._list,
@@ -277,7 +278,7 @@ class Node:
             **self._punching(),
             "evaluate": partial(repeat, "evaluate", self._evaluate),
             "record": partial(
-                repeat, "record", Recorder(self._parts, self._shared, self.snapshot).step
+                repeat, "record", Recorder(self._parts, self._shared_state, self.snapshot).step
             ),
         }
 
@@ -285,8 +286,8 @@ class Node:
         """Admit the dialogues that an earlier start stored and did not train on. A judge replays
         them one by one: half a second for a thousand groups of a game, and up to its limit for each
         of an environment that is slow."""
-        while self._stored:
-            group = self._stored.popleft()
+        while self._stored_groups:
+            group = self._stored_groups.popleft()
             await self._supervisor.attempt("restore", partial(self._restore_one, group))
             await self._notify()
 
@@ -334,7 +335,7 @@ class Node:
         local_groups = await publisher.publish(new_groups, self._parts.trainer.version)
         for group in local_groups:
             self._admit(group)
-        self._sampled += len(local_groups)
+        self._sampled_groups += len(local_groups)
         await self._work.levels.note(local_groups)
         groups.sampled += len(local_groups)
         groups.announced += publisher.announced - previous_count
@@ -375,7 +376,7 @@ class Node:
                 listing = self._supervisor.attempt("list", partial(self._list_one, turn))
                 task = group.create_task(listing)
                 task.add_done_callback(lambda _: free_lists.release())
-        watch(self._shared, self._shared.local.peer_id, self._parts.clock.now())
+        watch(self._shared_state, self._shared_state.local.peer_id, self._parts.clock.now())
         await self._notify()
         if departed_ids := self._buffer.collect_departed():
             await storage.run(storage.retire, departed_ids)
@@ -385,7 +386,7 @@ class Node:
         await asyncio.sleep(self.settings.network.poll_seconds)
 
     async def _list_one(self, turn: Turn) -> None:
-        self._tally.offered.update(await self._work.exchange.puller.list_one(turn))
+        self._tally.offered_by.update(await self._work.exchange.puller.list_one(turn))
         await self._notify()
 
     async def _pull(self) -> None:
@@ -444,20 +445,20 @@ class Node:
             self._learner.may_load.clear()
         # A crash after the newest checkpoint lost no group, so the database has the count.
         self._tally.groups.sampled = await parts.storage.run(parts.storage.published)
-        self._opened = self._open_work(info, self._own_families)
-        await self._opened.levels.restore()
+        self._workers = self._open_work(info, self._own_families)
+        await self._workers.levels.restore()
         self.adopt(self.settings)  # they may be others than at the start
         ground = info.name, info.version
-        self._stored.extend(await parts.storage.run(restored_groups, parts.storage, *ground))
+        self._stored_groups.extend(await parts.storage.run(restored_groups, parts.storage, *ground))
         if info.turns == 1:  # no judge is asked
-            while self._stored:
-                await self._restore_one(self._stored.popleft())
+            while self._stored_groups:
+                await self._restore_one(self._stored_groups.popleft())
         on_step("network")
         await parts.transport.start()
         _log.info(
             "node started",
-            peer=self._shared.local.peer_id,
-            swarm=self._shared.local.swarm.name,
+            peer=self._shared_state.local.peer_id,
+            swarm=self._shared_state.local.swarm.name,
             version=parts.trainer.version,
             families=",".join(self._own_families),
         )
@@ -466,15 +467,15 @@ class Node:
         """Check that the first update since the start has its groups, or lacks none of the node's
         own."""
         return (
-            self._sampled >= self._buffer.mixture.own
+            self._sampled_groups >= self._buffer.mixture.own
             or self._tally.updating.count > 0
             or self._buffer.ready(self._parts.trainer.version)
         )
 
     @property
     def _work(self) -> Workers:
-        assert self._opened is not None, "loops start after _open"
-        return self._opened
+        assert self._workers is not None, "loops start after _open"
+        return self._workers
 
     def _free_external(self) -> Callable[[str | None], int]:
         """Return a function that counts free slots for peers' groups, of one author or of any."""
@@ -486,12 +487,12 @@ class Node:
             self._work.exchange.asker.reject(result, group.author)
 
     async def _until(self, is_ready: Callable[[], bool]) -> None:
-        async with self._changed:
-            await self._changed.wait_for(is_ready)
+        async with self._condition:
+            await self._condition.wait_for(is_ready)
 
     async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
+        async with self._condition:
+            self._condition.notify_all()
 
 
 async def _quietly(close: Callable[[], Coroutine[None, None, None]]) -> None:

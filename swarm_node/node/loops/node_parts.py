@@ -45,18 +45,17 @@ MAX_FORMER = 200
 class Parts:
     """The parts of one node. `build.py` makes real ones, a simulation in-memory ones.
 
-    `engine` names the sampling engine. `dialable` returns True if peers can dial this node, None
-    while that is not known. `blocked` are peers that `Members` refuses here, and `names` are its
+    `engine` names the sampling engine. `is_dialable` returns True if peers can dial this node, None
+    while that is not known. `block_list` are peers that `Members` refuses here, and `names` are its
     owner's names for issuers. `office` stores the swarm's statements: a home, or memory. `knock`
     dials for probes and `lan` finds peers on the own network; both are None without a network of
-    hosts. `answered` records the relayed requests that were answered. `memory` returns the bytes of
-    all processes and `metrics` writes the history: both take milliseconds, and both are None in a
-    simulation. `turns` is the most turns of a dialogue of the environment, 1 for single answers.
-    `buffer` makes the replay buffer, and `publisher` the publisher of its groups: studies have
-    others. A node that `climbs` chooses among the levels of its families. `guests` are programs of
-    the owner that ask the policy. A checkpoint is due `checkpoint_seconds` after the last one;
-    never by time in a simulation.
-    """
+    hosts. `relay_journal` records the relayed requests that were answered. `memory` returns the
+    bytes of all processes and `metrics` writes the history: both take milliseconds, and both are
+    None in a simulation. `turns` is the most turns of a dialogue of the environment, 1 for single
+    answers. `buffer` makes the replay buffer, and `publisher` the publisher of its groups: studies
+    have others. A node that `climbs` chooses among the levels of its families. `guests` are
+    programs of the owner that ask the policy. A checkpoint is due `checkpoint_seconds` after the
+    last one; never by time in a simulation."""
 
     transport: Transport
     sampler: Sampler
@@ -68,14 +67,14 @@ class Parts:
     clock: Clock
     processes: Callable[[], Mapping[str, int]]
     engine: Callable[[], str] = lambda: "torch"
-    dialable: Callable[[], bool | None] = lambda: None
-    blocked: Callable[[], frozenset[str]] = nobody
+    is_dialable: Callable[[], bool | None] = lambda: None
+    block_list: Callable[[], frozenset[str]] = nobody
     names: Callable[[], Mapping[str, str]] = nothing
     office: Office = field(default_factory=MemoryOffice)
     knock: Knock | None = None
     reach: Reach = field(default_factory=Reach)
     lan: Lan | None = None
-    answered: Journal | None = None
+    relay_journal: Journal | None = None
     memory: Callable[[], int] | None = None
     metrics: MetricsFile | None = None
     history: Ring = field(default_factory=Ring)
@@ -106,18 +105,18 @@ class Timing:
 
 @dataclass
 class Tally:
-    """Counts of a node, for its snapshot. Checkpoints keep the first three fields and `taught`.
+    """Counts of a node, for its snapshot. Checkpoints keep the first three fields and
+    `trained_groups`.
 
-    `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered` counts
+    `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered_by` counts
     groups that peers announced as informative since the last update, by peer. `sampling` is the
     time per own group made, and `drawing` the sampler's part of it. `judging` is the time per
     peer's group judged, `updating` the time per update. `trained_by` counts the groups trained on
-    lately by author; older ones count less. `taught` counts peers' groups that were trained on.
-    `alarms` are sentences for the owner, by kind; `advice` is what helps where the first
-    groups taught nothing. `events` logs what happened to peers. `steady`
-    remembers the verdict, and `underway` what the sampler is asked for. `updated_at` is the end of
-    the newest update, `last_applied` the newest one that was not skipped.
-    """
+    lately by author; older ones count less. `trained_groups` counts peers' groups that were trained
+    on. `alarms` are sentences for the owner, by kind; `advice` is what helps where the first groups
+    taught nothing. `events` logs what happened to peers. `hysteresis` remembers the verdict, and
+    `underway` what the sampler is asked for. `updated_at` is the end of the newest update,
+    `last_applied` the newest one that was not skipped."""
 
     steps: int = 0
     groups: GroupCounts = field(default_factory=GroupCounts)
@@ -128,21 +127,21 @@ class Tally:
     last_applied: UpdateRow | None = None
     rejected: Counter[str] = field(default_factory=Counter)
     faults: Counter[str] = field(default_factory=Counter)
-    offered: Counter[str] = field(default_factory=Counter)
+    offered_by: Counter[str] = field(default_factory=Counter)
     sampling: Timing = field(default_factory=Timing)
     judging: Timing = field(default_factory=Timing)
     drawing: Timing = field(default_factory=Timing)
     updating: Timing = field(default_factory=Timing)
     mixture: MixtureRow | None = None
     trained_by: Counter[str] = field(default_factory=Counter)
-    taught: TrainedGroups = field(default_factory=TrainedGroups)
+    trained_groups: TrainedGroups = field(default_factory=TrainedGroups)
     sums: Totals = field(default_factory=Totals)
     samples: Samples = field(default_factory=Samples)
     updated_at: float = 0.0
     alarms: dict[str, str] = field(default_factory=dict)
     advice: str = ""
     events: EventLog = field(default_factory=EventLog)
-    steady: Steady = field(default_factory=Steady)
+    hysteresis: Steady = field(default_factory=Steady)
     underway: Underway = field(default_factory=Underway)
     coordinator: CoordinatorRow | None = None
 

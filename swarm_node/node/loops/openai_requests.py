@@ -44,12 +44,12 @@ class RankedToken(NamedTuple):
 @dataclass(slots=True, eq=False)
 class SampledChoice:
     """Token ids of an answer so far, without an end token. `finish` is None until it has ended.
-    `ranked` has, for each of these tokens, the log-probs that the request asks for with its
-    `ranked`."""
+    `ranked_tokens` has, for each of these tokens, the log-probs that the request asks for with its
+    `ranked_tokens`."""
 
     ids: list[int] = field(default_factory=list)
     finish: Finish | None = None
-    ranked: list[RankedToken] = field(default_factory=list)
+    ranked_tokens: list[RankedToken] = field(default_factory=list)
 
 
 class SampledChoices:
@@ -60,9 +60,9 @@ class SampledChoices:
         self.rows = [SampledChoice() for _ in range(request.n)]
         self.version = version
         self.error: SwarmNodeError | None = None
-        self._gone = is_gone
+        self._is_abandoned = is_gone
         self._left = False
-        self._changed = asyncio.Event()
+        self._change_event = asyncio.Event()
 
     @property
     def over(self) -> bool:
@@ -72,12 +72,12 @@ class SampledChoices:
     @property
     def gone(self) -> bool:
         """Check that nobody waits for the answers."""
-        return self._left or self._gone()
+        return self._left or self._is_abandoned()
 
     async def news(self) -> None:
         """Wait until a row has grown or ended, or all is over."""
-        await self._changed.wait()
-        self._changed.clear()
+        await self._change_event.wait()
+        self._change_event.clear()
 
     def leave(self) -> None:
         """Stop sampling: nobody waits for these answers."""
@@ -89,7 +89,7 @@ class SampledChoices:
         self.tell()
 
     def tell(self) -> None:
-        self._changed.set()
+        self._change_event.set()
 
 
 class OpenAIRequests:
@@ -105,7 +105,7 @@ class OpenAIRequests:
         self._share = share
         self._now = now
         self._waiting: deque[SampledChoices] = deque()
-        self._asked = asyncio.Event()
+        self._request_event = asyncio.Event()
         self._rests_until = 0.0
 
     @property
@@ -131,7 +131,7 @@ class OpenAIRequests:
             return None
         answers = SampledChoices(replace(request, guest=True), is_gone, self._sampler.version)
         self._waiting.append(answers)
-        self._asked.set()
+        self._request_event.set()
         return answers
 
     def end(self) -> None:
@@ -142,12 +142,12 @@ class OpenAIRequests:
 
     async def step(self) -> None:
         """Sample one slice of the rows whose turn it is, once there are any."""
-        await self._asked.wait()
+        await self._request_event.wait()
         await asyncio.sleep(max(0.0, self._rests_until - self._now()))
         self._drop()
         turn = self._turn()
         if not turn:
-            self._asked.clear()
+            self._request_event.clear()
             return
         start_seconds, started_at = self._spent(), self._now()
         try:
@@ -198,7 +198,7 @@ def _grow(answers: SampledChoices, place: int, completion: Completion) -> None:
         has_stopped = completion.finish is Finish.STOP
         row.ids += ids[:-1] if has_stopped else ids
         if completion.ranking is not None:
-            row.ranked += _ranked_tokens(completion.ranking)[: len(ids) - has_stopped]
+            row.ranked_tokens += _ranked_tokens(completion.ranking)[: len(ids) - has_stopped]
         if has_stopped:
             row.finish = Finish.STOP
         elif len(row.ids) >= answers.request.max_new_tokens:
@@ -212,6 +212,9 @@ def _ranked_tokens(ranking: Ranking) -> list[RankedToken]:
     return [
         RankedToken(logprob, tuple(zip(ids, logprobs, strict=True)))
         for logprob, ids, logprobs in zip(
-            ranking.sampled.tolist(), ranking.ids.tolist(), ranking.logprobs.tolist(), strict=True
+            ranking.sampled_logprobs.tolist(),
+            ranking.ids.tolist(),
+            ranking.logprobs.tolist(),
+            strict=True,
         )
     ]

@@ -121,7 +121,7 @@ class ProgramNode(Node):
         super().__init__(**parts)
         self._policy = policy
         self._rng = rng
-        self._given: Recent[tuple[str, int], str] = Recent(_OPEN_TASKS)
+        self._open_tasks: Recent[tuple[str, int], str] = Recent(_OPEN_TASKS)
         self._publishing = asyncio.Lock()
 
     async def tasks(self, count: int) -> list[MemberTask]:
@@ -136,7 +136,7 @@ class ProgramNode(Node):
         new_tasks: list[MemberTask] = []
         for _ in range(_TASK_TRIES):
             for ref, question, prompt_ids in await self._work.tasks.next(count - len(new_tasks)):
-                self._given[ref.family, ref.seed] = question
+                self._open_tasks[ref.family, ref.seed] = question
                 new_tasks.append(MemberTask(ref.family, ref.seed, question, prompt_ids))
             if len(new_tasks) == count:
                 return new_tasks
@@ -220,7 +220,7 @@ class ProgramNode(Node):
                     await self._until(lambda: buffer.held_external() >= count)
         now = self._policy.version
         buffer.expire(now)
-        buffer.aim(Mixture(min(buffer.held_own(), buffer.settings.own), count))
+        buffer.aim(Mixture(min(buffer.held_own(), buffer.settings.local), count))
         batch = buffer.draw(now, self._rng)
         if batch is None:
             return []
@@ -234,7 +234,7 @@ class ProgramNode(Node):
         tally.groups.trained_external += batch.external_count
         tally.trained_by.update(group.author for group in groups)
         for group in groups:
-            tally.taught.add(group)
+            tally.trained_groups.add(group)
         await self._notify()
         return records
 
@@ -244,7 +244,7 @@ class ProgramNode(Node):
         codec, records = self._parts.codec, []
         for group in groups:
             record = drawn_record(codec, group, now)
-            author = self._shared.directory.get(group.author)
+            author = self._shared_state.directory.get(group.author)
             answer_tokens = max(len(answer.token_ids) for answer in record.answers)
             if not codec.fits(record.prompt_ids, answer_tokens):
                 rejection = Rejected("too_long", "it exceeds this model's positions")
@@ -263,13 +263,13 @@ class ProgramNode(Node):
         return TaskRef(info.name, info.version, task.family, task.seed)
 
     async def _refuse_task(self, ref: TaskRef) -> None:
-        if (ref.family, ref.seed) not in self._given:
+        if (ref.family, ref.seed) not in self._open_tasks:
             raise AnswerError(
                 f"{ref.family}/{ref.seed} is none of the {_OPEN_TASKS:,} tasks that this member "
                 "gave last: answer what tasks() returns, because peers refuse answers to tasks of "
                 "others"
             )
-        storage, digest = self._parts.storage, task_digest(ref, self._shared.local.peer_id)
+        storage, digest = self._parts.storage, task_digest(ref, self._shared_state.local.peer_id)
         if digest in await storage.run(storage.authors_of, digest):
             raise AnswerError(
                 f"a group of {ref.family}/{ref.seed} was published before, and peers refuse a "
@@ -415,6 +415,6 @@ def drawn_record(codec: Codec, group: VerifiedGroup, version: int) -> DrawnGroup
         prompt_ids=codec.encode_prompt(group.prompt),
         answers=tuple(answers),
         provenance="same_model" if same_model else "cross_model",
-        age=max(0, version - group.arrived),
+        age=max(0, version - group.arrival_version),
         author=group.author,
     )

@@ -30,7 +30,7 @@ class Supervisor:
         self._alarms = alarms
         self._clock = clock
         self._failures: Counter[str] = Counter()
-        self._told = Told()
+        self._fault_log = Told()
 
     async def repeat(self, loop: str, step: Step) -> None:
         """Take one step after the other until cancelled, or until an error that is final."""
@@ -63,12 +63,12 @@ class Supervisor:
             self._alarms[f"loop {loop}"] = (
                 f"{loop} fails again and again ({reason}): {decision.remedy}"
             )
-        count = self._told.due(loop, decision.part, self._clock.now())
+        count = self._fault_log.due(loop, decision.part, self._clock.now())
         if count is not None:
             _log.warning(
                 "a loop of this node failed and goes on",
                 loop=loop,
                 error=words_of(error),
-                then=decision.then,
+                then=decision.outcome,
                 times=count,
             )

@@ -41,11 +41,11 @@ class Made(NamedTuple):
 
 class Taken(NamedTuple):
     """Contents that a home took from an issuer file: the number of tickets that it has now, and its
-    delegate. `joined` is the ticket by which the home joined the swarm, if it did."""
+    delegate. `join_ticket` is the ticket by which the home joined the swarm, if it did."""
 
     tickets: int
     delegate: IssuerBody
-    joined: Ticket | None
+    join_ticket: Ticket | None
 
 
 def make(

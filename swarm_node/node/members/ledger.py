@@ -114,7 +114,7 @@ class Followed(Generic[Entry, Made]):
         self._ledger: Ledger[Entry] = ledger
         self._make: Callable[[list[Entry]], Made] = make
         self._read: tuple[int, int] | None = None
-        self._made = make([])
+        self._result = make([])
 
     def now(self) -> Made:
         """Return the result for the entries that are in the file now."""
@@ -124,10 +124,10 @@ class Followed(Generic[Entry, Made]):
         except OSError:
             state = None
         if state == self._read:
-            return self._made
+            return self._result
         self._read = state
         try:
-            self._made = self._make(self._ledger.entries())
+            self._result = self._make(self._ledger.entries())
         except HomeError as error:
             _log.warning("a list of the home cannot be read", error=str(error))
-        return self._made
+        return self._result

@@ -37,10 +37,10 @@ class AdoptedWords:
     """The words of own answers and of peers' answers; the oldest of them are forgotten."""
 
     def __init__(self) -> None:
-        self._own: Recent[str, str] = Recent(_MOST_WORDS)
+        self._local_words: Recent[str, str] = Recent(_MOST_WORDS)
         self._peers: Recent[str, str] = Recent(_MOST_WORDS)
         self._last: deque[frozenset[str]] = deque()
-        self._adopted: Counter[str] = Counter()
+        self._adopted_counts: Counter[str] = Counter()
         self._answers = 0
 
     def note(self, groups: Iterable[VerifiedGroup]) -> None:
@@ -57,7 +57,7 @@ class AdoptedWords:
         """A sentence on the word that is adopted most, "" if none is in many answers."""
         if len(self._last) < WINDOW:
             return ""
-        for word, count in self._adopted.most_common(1):
+        for word, count in self._adopted_counts.most_common(1):
             if count >= ALARM * WINDOW:
                 share, author = count / WINDOW, self._peers.get(word, "a peer")
                 return f"{share:.0%} of own answers hold {word!r}, which {author} said first"
@@ -67,14 +67,16 @@ class AdoptedWords:
         self._answers += 1
         starting = self._answers <= START
         adopted_terms = frozenset(
-            word for word in terms if not starting and word in self._peers and word not in self._own
+            word
+            for word in terms
+            if not starting and word in self._peers and word not in self._local_words
         )
         for word in terms - adopted_terms:
-            self._own[word] = ""
+            self._local_words[word] = ""
         self._last.append(adopted_terms)
-        self._adopted.update(adopted_terms)
+        self._adopted_counts.update(adopted_terms)
         if len(self._last) > WINDOW:
-            self._adopted -= Counter(self._last.popleft())
+            self._adopted_counts -= Counter(self._last.popleft())
 
     def _hear(self, terms: frozenset[str], author: str) -> None:
         for word in terms:

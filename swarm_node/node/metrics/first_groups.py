@@ -28,13 +28,13 @@ _OTHER_EASIER: Final = "easier ones (environment.options)"
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """Results of the first `groups`. `pass_at_1` is the mean reward, `informative` the number of
+    """Results of the first `groups`. `pass_at_1` is the mean reward, `mixed_rewards` the number of
     groups with mixed rewards. `truncated_ratio` of the answers ran out of tokens. `answers` are
     some of them, shortened."""
 
     environment: str
     pass_at_1: float
-    informative: int
+    mixed_rewards: int
     groups: int
     answers: tuple[str, ...]
     truncated_ratio: float = 0.0
@@ -42,7 +42,7 @@ class Beginning:
     @property
     def advice(self) -> str:
         """Return the remedy if there is no training signal, else "" (empty)."""
-        if self.informative >= _LEAST_INFORMATIVE:
+        if self.mixed_rewards >= _LEAST_INFORMATIVE:
             return ""
         if self.truncated_ratio > _MANY_CUT:
             problem = f"{self.truncated_ratio:.0%} of the completions were truncated"
@@ -61,21 +61,21 @@ class FirstGroups:
     """Collects the first groups of a node."""
 
     _groups: list[RolloutGroup] = field(default_factory=list)
-    _told: bool = False
+    _is_complete: bool = False
 
     def add(self, group: RolloutGroup) -> Beginning | None:
         """Add a group. Return the results when the first groups are complete, once, else None."""
-        if self._told:
+        if self._is_complete:
             return None
         self._groups.append(group)
         if len(self._groups) < COUNT:
             return None
-        groups, self._groups, self._told = self._groups, [], True
+        groups, self._groups, self._is_complete = self._groups, [], True
         rewards = [reward for first_group in groups for reward in first_group.claimed]
         return Beginning(
             environment=group.task.environment,
             pass_at_1=sum(rewards) / len(rewards),
-            informative=sum(len(set(first_group.claimed)) > 1 for first_group in groups),
+            mixed_rewards=sum(len(set(first_group.claimed)) > 1 for first_group in groups),
             groups=len(groups),
             answers=tuple(
                 "\n".join(first_group.completions[0].said)[:_SHOWN_CHARS]

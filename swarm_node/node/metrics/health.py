@@ -55,66 +55,68 @@ class Steady:
     longer pause, it is shown at once."""
 
     def __init__(self) -> None:
-        self._asked = float("-inf")
+        self._settled_at = float("-inf")
         self._first: dict[str, float] = {}
         self._last: dict[str, tuple[float, Said]] = {}
-        self._said: set[str] = set()
-        self._newest: EvalPoint | None = None
-        self._learns = False
-        self._turned = self._against = float("-inf")
-        self._connectivity, self._shared = "", False
-        self._looked = self._so_until = float("-inf")
+        self._shown_kinds: set[str] = set()
+        self._newest_eval: EvalPoint | None = None
+        self._is_learning = False
+        self._turned_at = self._contrary_since = float("-inf")
+        self._connectivity, self._has_shared = "", False
+        self._looked_at = self._so_until = float("-inf")
 
     def learns(self, evals: Sequence[EvalPoint]) -> bool:
         """Check that reward rises. The answer changes once the points contradict it for
         HOLD_SECONDS, and at most once in TURN_SECONDS, because points are noisy. It depends on the
         points alone, not on who asks when."""
         new = len(evals)
-        while new and evals[new - 1] is not self._newest:
+        while new and evals[new - 1] is not self._newest_eval:
             new -= 1
         for end in range(new, len(evals)):
             now, is_rising = evals[end].seconds, rises(evals[max(0, end - NEWEST) : end + 1])
             if (
-                now < self._against or is_rising == self._learns
+                now < self._contrary_since or is_rising == self._is_learning
             ):  # a clock of another run, or no news
-                self._against = now
-            elif now - self._against >= HOLD_SECONDS and now - self._turned >= TURN_SECONDS:
-                self._learns, self._turned, self._against = is_rising, now, now
-        self._newest = evals[-1] if evals else None
-        return self._learns
+                self._contrary_since = now
+            elif (
+                now - self._contrary_since >= HOLD_SECONDS and now - self._turned_at >= TURN_SECONDS
+            ):
+                self._is_learning, self._turned_at, self._contrary_since = is_rising, now, now
+        self._newest_eval = evals[-1] if evals else None
+        return self._is_learning
 
     def connectivity(self, kind: str, now: float, at_once: bool) -> str:
         """Return the company to show, "alone" or "sharing", when it is `kind` now. A change is
         shown once it has held for COMPANY_SECONDS, because a sole peer may come and go. The first
         peer is shown at once. So is any change if `at_once` is true."""
-        is_stale = now - self._looked > HOLD_SECONDS
-        self._looked = now
-        first = kind == "sharing" and not self._shared
+        is_stale = now - self._looked_at > HOLD_SECONDS
+        self._looked_at = now
+        first = kind == "sharing" and not self._has_shared
         if is_stale or at_once or first or now - self._so_until >= COMPANY_SECONDS:
             self._connectivity = kind
         if kind == self._connectivity:
             self._so_until = now
-        self._shared = self._shared or kind == "sharing"
+        self._has_shared = self._has_shared or kind == "sharing"
         return self._connectivity
 
     def settle(self, candidates: Iterable[Said], now: float) -> list[Said]:
         """Return the findings to show. `candidates` has at most one of a kind."""
-        is_stale = now - self._asked > HOLD_SECONDS
+        is_stale = now - self._settled_at > HOLD_SECONDS
         if is_stale:
-            self._first, self._last, self._said = {}, {}, set()
-        self._asked = now
+            self._first, self._last, self._shown_kinds = {}, {}, set()
+        self._settled_at = now
         for finding in candidates:
             self._first.setdefault(finding.kind, now)
             self._last[finding.kind] = now, finding
             if is_stale or now - self._first[finding.kind] >= HOLD_SECONDS:
-                self._said.add(finding.kind)
+                self._shown_kinds.add(finding.kind)
         for kind, (last, _) in list(self._last.items()):
-            if kind not in self._said and last < now:
+            if kind not in self._shown_kinds and last < now:
                 del self._first[kind], self._last[kind]  # it has to hold without a break
             elif now - last >= HOLD_SECONDS:
                 del self._first[kind], self._last[kind]
-                self._said.discard(kind)
-        return [finding for kind, (_, finding) in self._last.items() if kind in self._said]
+                self._shown_kinds.discard(kind)
+        return [finding for kind, (_, finding) in self._last.items() if kind in self._shown_kinds]
 
 
 def findings(

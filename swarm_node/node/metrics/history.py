@@ -29,13 +29,13 @@ LEAST_SECONDS, MOST_SECONDS = 5.0, 60.0
 
 
 class Figure(NamedTuple):
-    """What a figure is (`said`), its name in `GET /metrics`, which ends with the unit, its value of
-    the label `origin` there, and its text in the live view; "" for none."""
+    """What a figure is (`description`), its name in `GET /metrics`, which ends with the unit, its
+    value of the label `origin` there, and its text in the live view; "" for none."""
 
-    said: str
+    description: str
     metric: str
     origin: str
-    live: str
+    live_format: str
 
 
 def figure(

@@ -14,17 +14,17 @@ _LEAST_TOKENS = 16
 
 @dataclass(slots=True, eq=False)
 class SamplerCall:
-    """A call to the sampler under way: `answers` of up to `longest` tokens each, for `kind`
-    ("sampling" own `groups`, or "evaluating"). `began` is when the sampler came to it, at the
-    counts `tokens` and `done`."""
+    """A call to the sampler under way: `answers` of up to `max_tokens` tokens each, for `kind`
+    ("sampling" own `groups`, or "evaluating"). `started_at` is when the sampler came to it, at the
+    counts `tokens` and `finished_answers`."""
 
     kind: str
     groups: int
     answers: int
-    longest: int
-    began: float
+    max_tokens: int
+    started_at: float
     tokens: int
-    done: int
+    finished_answers: int
 
 
 class Underway:
@@ -51,7 +51,7 @@ class Underway:
         self._calls.remove(call)
         if self._calls:
             first = self._calls[0]
-            first.began, first.tokens, first.done = now, at.tokens, at.answers
+            first.started_at, first.tokens, first.finished_answers = now, at.tokens, at.answers
 
     def row(
         self, now: float, at: Progress | None, missing_groups: int, end: float | None
@@ -66,13 +66,13 @@ class Underway:
         row = WorkRow(sampler=call.kind, completions=call.answers, training=updating, end=end)
         if at is None:
             return row
-        finished_count = min(call.answers, at.answers - call.done)
+        finished_count = min(call.answers, at.answers - call.finished_answers)
         rate = self._per_second(call, now, at) or self._rate
         left = remaining_seconds(call, now, at)
         first = None
         if missing_groups and left is not None and call.kind == "sampling":
             extra_calls = max(0, missing_groups - call.groups) / call.groups
-            first = left + extra_calls * (now - call.began + left)
+            first = left + extra_calls * (now - call.started_at + left)
         return WorkRow(
             sampler=call.kind,
             done=max(0, finished_count),
@@ -85,7 +85,7 @@ class Underway:
         )
 
     def _per_second(self, call: SamplerCall, now: float, at: Progress) -> float | None:
-        tokens, seconds = at.tokens - call.tokens, now - call.began
+        tokens, seconds = at.tokens - call.tokens, now - call.started_at
         return tokens / seconds if tokens >= _LEAST_TOKENS and seconds > 0 else None
 
 
@@ -94,13 +94,13 @@ def remaining_seconds(call: SamplerCall, now: float, at: Progress) -> float | No
     go on are taken to end at the rate of those that ended: the mean length of an exponential
     distribution whose samples are censored is all tokens divided by the answers that ended. No
     answer is longer than `longest`."""
-    tokens, finished_count = at.tokens - call.tokens, at.answers - call.done
-    seconds, going = now - call.began, call.answers - finished_count
+    tokens, finished_count = at.tokens - call.tokens, at.answers - call.finished_answers
+    seconds, going = now - call.started_at, call.answers - finished_count
     if tokens < _LEAST_TOKENS or seconds <= 0:
         return None
     if going <= 0:
         return 0.0
-    token_limit = call.answers * call.longest - tokens
+    token_limit = call.answers * call.max_tokens - tokens
     token_estimate = (
         min(going * tokens / finished_count, token_limit) if finished_count > 0 else token_limit
     )

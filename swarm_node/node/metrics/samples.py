@@ -58,20 +58,20 @@ class Samples:
 
     def __init__(self) -> None:
         self._first: Recent[str, SampleRow] = Recent(_FAMILIES)
-        self._newest: Recent[str, SampleRow] = Recent(_FAMILIES)
+        self._newest_rows: Recent[str, SampleRow] = Recent(_FAMILIES)
         self._peers: Recent[str, SampleRow] = Recent(_FAMILIES)
-        self._recent: deque[tuple[bool, float, int, int]] = deque(maxlen=_RECENT)
+        self._recent_groups: deque[tuple[bool, float, int, int]] = deque(maxlen=_RECENT)
 
     def own(self, group: RolloutGroup, prompt: str, replies: Sequence[Sequence[str]] = ()) -> None:
         """Take in an own group. Its first answer is shown, whatever its reward; of a dialogue all
         that was said, with the `replies` between its turns."""
         rewards = group.claimed
         mixed = max(rewards) - min(rewards) > _EQUAL_WITHIN
-        self._recent.append((mixed, _mean(rewards), len(rewards), group.cut))
+        self._recent_groups.append((mixed, _mean(rewards), len(rewards), group.cut))
         row = _row(group, prompt, 0, rewards[0], replies=replies[0] if replies else ())
         if row.family not in self._first:
             self._first[row.family] = row
-        self._newest[row.family] = row
+        self._newest_rows[row.family] = row
 
     def external(self, group: VerifiedGroup) -> None:
         """Take in a peer's group. Its best answer is shown, because that is trained on."""
@@ -88,20 +88,20 @@ class Samples:
     def recent(self) -> RecentRow:
         """Return the counts and the mean reward of the newest own groups."""
         return RecentRow(
-            groups=len(self._recent),
-            mixed=sum(mixed for mixed, *_ in self._recent),
-            reward=_mean([reward for _, reward, *_ in self._recent]),
-            completions=sum(answers for _, _, answers, _ in self._recent),
-            truncated=sum(count for *_, count in self._recent),
+            groups=len(self._recent_groups),
+            mixed=sum(mixed for mixed, *_ in self._recent_groups),
+            reward=_mean([reward for _, reward, *_ in self._recent_groups]),
+            completions=sum(answers for _, _, answers, _ in self._recent_groups),
+            truncated=sum(count for *_, count in self._recent_groups),
         )
 
     def examples(self, count: int) -> list[SampleRow]:
         """Own answers, of different families, the newest first."""
-        return list(reversed(self._newest.values()))[:count]
+        return list(reversed(self._newest_rows.values()))[:count]
 
     def _rows(self) -> Iterator[SampleRow]:
-        for family in sorted({*self._first, *self._newest, *self._peers}):
-            first, newest_row = self._first.get(family), self._newest.get(family)
+        for family in sorted({*self._first, *self._newest_rows, *self._peers}):
+            first, newest_row = self._first.get(family), self._newest_rows.get(family)
             if first is not None and first is not newest_row:
                 yield first
             for row in (newest_row, self._peers.get(family)):

@@ -175,7 +175,7 @@ class PeerRow(msgspec.Struct, frozen=True):
             version=peer.version,
             seconds_since_seen=now - peer.last_seen,
             announced=peer.head,
-            accepted=peer.received,
+            accepted=peer.accepted_groups,
             rejected=peer.rejected.total(),
             addresses=list(peer.addresses),
             standing="unknown_member",
@@ -183,7 +183,7 @@ class PeerRow(msgspec.Struct, frozen=True):
             rejected_by_reason=dict(peer.rejected),
             trained_fraction=share,
             suspended_seconds=max(0.0, peer.standing.left_until - now),
-            sent=peer.took,
+            sent=peer.sent_groups,
             environment=environment,
             via=relay_id,
             model=model,
@@ -344,12 +344,12 @@ class RelayingRow(msgspec.Struct, frozen=True):
         usage, traffic = reaching.usage, reaching.carried
         return cls(
             kept=list(reaching.relays.kept()),
-            asked=usage.asked,
-            relayed=usage.relayed,
+            asked=usage.total_requests,
+            relayed=usage.relayed_requests,
             serves=reaching.serves,
             requests=traffic.requests,
             bytes=traffic.bytes,
-            refused=dict(traffic.refused),
+            refused=dict(traffic.refusals),
         )
 
 

@@ -101,7 +101,7 @@ def demand_of(settings: Settings, shape: ModelConfig, lengths: Lengths = ONE_ANS
         max_new_tokens=sampling.max_new_tokens,
         group_size=sampling.group_size,
         max_concurrent_groups=sampling.max_concurrent_groups,
-        own=experience.local,
+        local=experience.local,
         external=experience.external,
         max_staleness=experience.max_staleness,
         dtype=training.dtype,
@@ -110,7 +110,7 @@ def demand_of(settings: Settings, shape: ModelConfig, lengths: Lengths = ONE_ANS
         eight_bit=training.optimizer == "adamw8bit",
         processes=settings.run.trainer_processes,
         hosts=settings.run.hosts,
-        chosen=frozenset().union(*(table.model_fields_set for table in tables)),
+        chosen_names=frozenset().union(*(table.model_fields_set for table in tables)),
     )
 
 

@@ -82,7 +82,7 @@ def examine_machine(facts: Facts, settings: Settings) -> Examined:
             findings.append(Finding("device", "error", text, remedy))
     else:
         engine = settings.sampling.engine
-        device, choose = machine.where.device, partial(choose_engine, engine)
+        device, choose = machine.placement.device, partial(choose_engine, engine)
         sampler = [*_sampler(facts, engine, device, partial(choose, device, machine.vllm))]
         findings += [*sampler, _memory(facts, machine)]
         if sampler[0].level != "error":
@@ -100,7 +100,7 @@ def examine_fit(
     a model of this `shape`, which runs as `model_fit` says."""
     gpu = None if examination.machine is None else examination.machine.gpu
     sampler = _sampler(
-        facts, settings.sampling.engine, model_fit.where.device, lambda: model_fit.engine
+        facts, settings.sampling.engine, model_fit.placement.device, lambda: model_fit.engine
     )
     numbers = [Finding("dtype", "ok", model_fit.numbers)] if model_fit.numbers else []
     model = _model(facts, settings.model, shape, model_fit, gpu)
@@ -123,8 +123,8 @@ def examine(
     choose = partial(engine_of, demand, machine)
     sampler: list[Finding] = []
     try:
-        sampler += _sampler(facts, settings.sampling.engine, machine.where.device, choose)
-        if facts.running or not _has_engine(sampler):  # a plan depends on the engine
+        sampler += _sampler(facts, settings.sampling.engine, machine.placement.device, choose)
+        if facts.is_running or not _has_engine(sampler):  # a plan depends on the engine
             return _completed(findings, sampler)
         model_fit = fit(demand, machine)
     except (ConfigError, ModelError) as error:
@@ -169,7 +169,7 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     """
     torch = "" if facts.torch is None else facts.torch.version
     machine = _machine(
-        settings, facts.card, facts.seen, facts.memory, facts.vllm, facts.bitsandbytes, torch
+        settings, facts.card, facts.probe, facts.memory, facts.vllm, facts.bitsandbytes, torch
     )
     return replace(machine, products=facts.products)
 
@@ -177,7 +177,7 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
 def timed(facts: Facts, settings: Settings, shape: ModelConfig) -> Facts:
     """Return `facts` of this machine with the times of its CPU's products, if the number type of a
     model of this shape depends on them."""
-    on_cpu = settings.run.device == "cpu" or not facts.seen.hardware.gpus
+    on_cpu = settings.run.device == "cpu" or not facts.probe.hardware.gpus
     if facts.torch is None or not (on_cpu and demand_of(settings, shape).times_decide):
         return facts
     return replace(facts, products=time_products(shape))
@@ -197,16 +197,16 @@ def this_machine(settings: Settings) -> Machine:
 def _machine(
     settings: Settings,
     card: Card | None,
-    probe_result: Seen,
+    probe: Seen,
     memory: int,
     vllm: VllmBuild | None,
     bitsandbytes: bool,
     torch: str,
 ) -> Machine:
-    free = (card and card.memory) or probe_result.memory
-    placement, gpu = computed_on(settings, probe_result.hardware, lambda *_: free)
-    repeats = repeats_heads(torch, probe_result.capability)
-    return Machine(placement, memory, gpu, vllm, not probe_result.unshared, bitsandbytes, repeats)
+    free = (card and card.memory) or probe.memory
+    placement, gpu = computed_on(settings, probe.hardware, lambda *_: free)
+    repeats = repeats_heads(torch, probe.capability)
+    return Machine(placement, memory, gpu, vllm, not probe.unshared, bitsandbytes, repeats)
 
 
 def _python(facts: Facts) -> Finding:
@@ -217,12 +217,12 @@ def _python(facts: Facts) -> Finding:
 
 
 def _home(facts: Facts) -> Iterator[Finding]:
-    if facts.running:
+    if facts.is_running:
         text = f"a node runs in {facts.home}: it holds memory that is not free below"
         yield Finding("home", "warning", text, "stop it first for the figures of a start")
     for fault in facts.faults:
-        yield Finding("home", fault.level, fault.found, fault.remedy)
-    if not facts.running and not facts.faults:
+        yield Finding("home", fault.level, fault.problem, fault.remedy)
+    if not facts.is_running and not facts.faults:
         yield Finding("home", "ok", str(facts.home))
 
 
@@ -230,11 +230,11 @@ def _gpu(facts: Facts, device: str) -> Finding:
     card = facts.card
     if device == "cpu":
         return Finding("gpu", "ok", 'not used: run.device is "cpu"')
-    if facts.seen.hardware.gpus:
-        text = f"{facts.seen.hardware.gpus} seen by torch, and no nvidia-smi"
+    if facts.probe.hardware.gpus:
+        text = f"{facts.probe.hardware.gpus} seen by torch, and no nvidia-smi"
         text = text if card is None else f"{card}"
-        if facts.seen.unshared:
-            text += f"; processes do not share its memory ({facts.seen.unshared})"
+        if facts.probe.unshared:
+            text += f"; processes do not share its memory ({facts.probe.unshared})"
         return Finding("gpu", "ok", text)
     if card is None and not facts.smi_fault:
         text = "none" + ", Apple's GPU is not used" * (facts.system == "Darwin")
@@ -250,9 +250,9 @@ def _gpu(facts: Facts, device: str) -> Finding:
 def _unseen(facts: Facts) -> tuple[str, str]:
     """Explain why torch sees none of the machine's GPUs, with a remedy."""
     card, torch = facts.card, facts.torch
-    if facts.seen.capability is not None:
+    if facts.probe.capability is not None:
         gpu = "the GPU" if card is None else str(card)
-        return f"torch does not compute on {gpu}: {facts.seen.fault}", "use a newer GPU"
+        return f"torch does not compute on {gpu}: {facts.probe.fault}", "use a newer GPU"
     if card is None:
         reason = f"NVIDIA's driver does not answer ({facts.smi_fault})"
         return reason, "install the driver, restart the machine, or give a container its GPU"
@@ -268,7 +268,7 @@ def _unseen(facts: Facts) -> tuple[str, str]:
         driver = f" to {_DRIVERS[major]} or newer" if major in _DRIVERS else ""
         return reason, f"update NVIDIA's driver{driver}"
     remedy = "check CUDA_VISIBLE_DEVICES, restart the machine if the driver was updated"
-    return f"{card}, which torch cannot use ({facts.seen.fault or 'no reason given'})", remedy
+    return f"{card}, which torch cannot use ({facts.probe.fault or 'no reason given'})", remedy
 
 
 def _sampler(
@@ -351,15 +351,21 @@ def _noticed(better: Plan, plan: Plan) -> bool:
 
 def _shared(facts: Facts, need: int) -> Finding:
     purpose = f"{amount(need)} for the weights on their way to the sampler"
-    if facts.shared is not None and facts.shared >= need:
-        return Finding("shm", "ok", f"{amount(facts.shared)} of /dev/shm free, {purpose}")
-    shortage = "no /dev/shm" if facts.shared is None else f"{amount(facts.shared)} of /dev/shm free"
+    if facts.shared_memory is not None and facts.shared_memory >= need:
+        return Finding("shm", "ok", f"{amount(facts.shared_memory)} of /dev/shm free, {purpose}")
+    shortage = (
+        "no /dev/shm"
+        if facts.shared_memory is None
+        else f"{amount(facts.shared_memory)} of /dev/shm free"
+    )
     remedy = "give a container more, such as `--shm-size 16g`"
-    if facts.temporary >= need:
-        level: Level = "ok" if facts.shared is None else "warning"
+    if facts.temp_space >= need:
+        level: Level = "ok" if facts.shared_memory is None else "warning"
         text = f"{shortage}: {purpose} go through the disk (TMPDIR)"
         return Finding("shm", level, text, "" if level == "ok" else remedy)
-    text = f"{shortage} and {amount(facts.temporary)} for temporary files, and {purpose} are needed"
+    text = (
+        f"{shortage} and {amount(facts.temp_space)} for temporary files, and {purpose} are needed"
+    )
     return Finding("shm", "error", text, f"{remedy}, or name a larger disk in TMPDIR")
 
 
@@ -385,8 +391,8 @@ def _disk(facts: Facts, shape: ModelConfig, model_fit: Fit) -> Finding:
 
 def _clock(facts: Facts) -> Finding:
     text = f"{_date(facts.now)} by this machine's clock"
-    if facts.now < facts.built - _DAY:
-        text += f", and this program was installed on {_date(facts.built)}"
+    if facts.now < facts.installed_at - _DAY:
+        text += f", and this program was installed on {_date(facts.installed_at)}"
         return Finding("clock", "error", text, "set the clock: memberships depend on it")
     if facts.synchronized is False:
         remedy = "run `timedatectl set-ntp true`: memberships depend on the clock"
@@ -418,13 +424,15 @@ def _stack(facts: Facts, stack: str) -> Iterator[Finding]:
 
 
 def _port(facts: Facts, listen: Sequence[str]) -> Finding:
-    if facts.running:
+    if facts.is_running:
         return Finding("port", "ok", "the running node has it")
-    if not facts.busy:
+    if not facts.busy_addresses:
         return Finding("port", "ok", f"free: {', '.join(listen)}")
-    text = ", ".join(f"{address}: {reason}" for address, reason in facts.busy)
+    text = ", ".join(f"{address}: {reason}" for address, reason in facts.busy_addresses)
     remedy = "end what listens there, or take another port with `--listen /ip4/0.0.0.0/tcp/PORT`"
-    if any(reason == os.strerror(errno.EADDRNOTAVAIL).lower() for _, reason in facts.busy):
+    if any(
+        reason == os.strerror(errno.EADDRNOTAVAIL).lower() for _, reason in facts.busy_addresses
+    ):
         remedy = "it is no address of this machine: listen on 0.0.0.0, and `--advertise` it"
     return Finding("port", "error", text, remedy)
 
@@ -433,11 +441,11 @@ def _ticket(facts: Facts) -> Iterator[Finding]:
     paper = facts.ticket
     if paper is None:
         return
-    if paper.until is not None:
-        yield Finding("ticket", "ok", f"admits until {_date(paper.until)}")
+    if paper.valid_until is not None:
+        yield Finding("ticket", "ok", f"admits until {_date(paper.valid_until)}")
         return
     text, _, remedy = paper.fault.partition(": ")
-    if paper.needed:
+    if paper.is_needed:
         yield Finding("ticket", "error", text, remedy)
     else:
         yield Finding("ticket", "ok", f"{text}, and this home is a member without it")
@@ -445,14 +453,14 @@ def _ticket(facts: Facts) -> Iterator[Finding]:
 
 def _membership(facts: Facts) -> Iterator[Finding]:
     paper = facts.membership
-    has_renewal = facts.ticket is not None and facts.ticket.until is not None
+    has_renewal = facts.ticket is not None and facts.ticket.valid_until is not None
     if paper is None or has_renewal:
         return
-    if paper.until is None:
+    if paper.valid_until is None:
         text, _, remedy = paper.fault.partition(": ")
         yield Finding("membership", "error", text, remedy)
         return
-    days, end = (paper.until - facts.now) / _DAY, _date(paper.until)
+    days, end = (paper.valid_until - facts.now) / _DAY, _date(paper.valid_until)
     remedy = "ask for a new ticket and join with --ticket-file"
     if days < 0:
         yield Finding("membership", "error", f"this node's membership ended on {end}", remedy)
@@ -466,7 +474,7 @@ def _held(facts: Facts) -> str:
     """List the processes that hold the GPU's memory."""
     return ", ".join(
         f"{holder.name} (process {holder.pid}"
-        + (f", {gib(holder.held)} GiB)" if holder.held is not None else ")")
+        + (f", {gib(holder.memory)} GiB)" if holder.memory is not None else ")")
         for holder in facts.holders
     )
 

@@ -43,18 +43,18 @@ _MANY_CUT, _SOME_CUT = 0.5, 0.1
 
 class JudgedAnswers(NamedTuple):
     """A task with a model's answers to it, judged. If it takes several turns, `answers` are the
-    last turns, and `dialogues` has all turns. `cut` of them ran out of tokens."""
+    last turns, and `dialogues` has all turns. `truncated_count` of them ran out of tokens."""
 
     ref: TaskRef
     answers: Sequence[str]
-    judged: Judgement
+    judgement: Judgement
     dialogues: Sequence[PlayedDialogue] = ()
-    cut: int = 0
+    truncated_count: int = 0
 
     @property
     def mixed(self) -> bool:
         """Check that the answers' rewards differ."""
-        return max(self.judged.rewards) - min(self.judged.rewards) > 1e-6
+        return max(self.judgement.rewards) - min(self.judgement.rewards) > 1e-6
 
 
 async def check_environment(
@@ -245,7 +245,7 @@ class _Asking(NamedTuple):
         for ref, group in zip(requests, groups, strict=True):
             texts = [completion.text for completion in group]
             judged = await self.host.judge(ref, texts)
-            judged_groups.append(JudgedAnswers(ref, texts, judged, cut=_cut(group)))
+            judged_groups.append(JudgedAnswers(ref, texts, judged, truncated_count=_cut(group)))
         return judged_groups
 
     async def _talked(
@@ -257,7 +257,7 @@ class _Asking(NamedTuple):
         )
         judged_groups = []
         for ref, dialogues in zip(requests, played_groups, strict=True):
-            rewards = tuple(item.heard.reward for item in dialogues)
+            rewards = tuple(item.last_replay.reward for item in dialogues)
             last = [item.turns[-1] for item in dialogues]
             texts, judged = [item.text for item in last], Judgement(prompts[ref], rewards)
             judged_groups.append(JudgedAnswers(ref, texts, judged, dialogues, _cut(last)))
@@ -286,7 +286,7 @@ async def _replaying(
     for group in groups:
         result = await host.replay(group.ref, [dialogue.transcript for dialogue in group.dialogues])
         for dialogue, replay in zip(group.dialogues, result.dialogues, strict=True):
-            original = dialogue.heard
+            original = dialogue.last_replay
             if not original.fault and replay != original:
                 turn = _unlike(original.replies, replay.replies)
                 subject = f"the reply to turn {turn}" if turn else "the reward"
@@ -297,10 +297,12 @@ async def _replaying(
                     "reply() and judge() may depend on the task and on what was said alone",
                 )
     faults = [
-        dialogue.heard for dialogue in dialogues if dialogue.heard.fault not in ("", TOO_LONG)
+        dialogue.last_replay
+        for dialogue in dialogues
+        if dialogue.last_replay.fault not in ("", TOO_LONG)
     ]
     if faults:
-        reason = f"{faults[0].fault} {faults[0].raised}".strip()
+        reason = f"{faults[0].fault} {faults[0].exception}".strip()
         return Said(
             "replay",
             "bad",
@@ -332,20 +334,20 @@ async def _scoring(
 ) -> Said:
     """Score every answer again, in another process, and compare."""
     count = sum(len(group.answers) for group in groups) or 1
-    seconds = sum(group.judged.seconds for group in groups) / count
+    seconds = sum(group.judgement.seconds for group in groups) / count
     for group in groups:
         judgement = await host.judge(group.ref, group.answers)
-        if judgement.rewards != group.judged.rewards:
+        if judgement.rewards != group.judgement.rewards:
             return Said(
                 "score",
                 "bad",
                 f"score() gives the same answers other rewards ({group.ref.family})",
                 "it may depend on the task and the text alone",
             )
-    error = next((group.judged.raised for group in groups if group.judged.raised), "")
-    faults = sum(group.judged.faults for group in groups)
+    error = next((group.judgement.exception for group in groups if group.judgement.exception), "")
+    faults = sum(group.judgement.faults for group in groups)
     if faults:
-        reason = next(group.judged.fault_reason for group in groups if group.judged.faults)
+        reason = next(group.judgement.fault_reason for group in groups if group.judgement.faults)
         return Said(
             "score",
             "bad",
@@ -385,13 +387,13 @@ def learnable(
 ) -> Said:
     """Judge the model's answers `groups` to one family of `families`: some right and some wrong can
     be learnt from. `all_groups` are its answers to all of them."""
-    rewards = [reward for group in groups for reward in group.judged.rewards]
+    rewards = [reward for group in groups for reward in group.judgement.rewards]
     if not rewards:
         remedy = "take shorter questions or a model with more positions, or leave it out"
         return Said("family", "bad", f"{family}: no prompt fits the model's positions", remedy)
     mixed, truncated_count = (
         sum(group.mixed for group in groups),
-        sum(group.cut for group in groups),
+        sum(group.truncated_count for group in groups),
     )
     right = sum(reward > 0.5 for reward in rewards)
     text = f"{family}: answers right {right} of {len(rewards)}"
@@ -414,7 +416,7 @@ def learnable(
             f"take more: `--completions {required_count}`",
         )
     example = groups[0]
-    prompt, answer = (" ".join(t.split()) for t in (example.judged.prompt, example.answers[0]))
+    prompt, answer = (" ".join(t.split()) for t in (example.judgement.prompt, example.answers[0]))
     text += f'. E.g. "{prompt[-_SHOWN_CHARS:]}" → "{answer[-_SHOWN_CHARS:]}"'
     if right == len(rewards):
         return Said("family", "warning", text, "the model knows it all: take harder tasks")

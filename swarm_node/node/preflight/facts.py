@@ -71,11 +71,11 @@ class Card(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """A process that computes on the GPU. `held` is its GPU memory in bytes, if known."""
+    """A process that computes on the GPU. `memory` is its GPU memory in bytes, if known."""
 
     pid: int
     name: str
-    held: int | None
+    memory: int | None
 
 
 class Torch(NamedTuple):
@@ -87,11 +87,12 @@ class Torch(NamedTuple):
 
 class Paper(NamedTuple):
     """A ticket or a membership: the end of its validity in Unix seconds, or the reason why it
-    cannot be used. A ticket is not `needed` if its home is already a member of its swarm."""
+    cannot be used. `is_needed` is false for a ticket whose home is already a member of its
+    swarm."""
 
-    until: float | None
+    valid_until: float | None
     fault: str = ""
-    needed: bool = True
+    is_needed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +101,11 @@ class Facts:
 
     `bitsandbytes` and `libp2p` are True if they are installed. `extras` are the environments of
     `EXTRAS` with an installed package. `smi_fault` is the reason why nvidia-smi named no card, ""
-    without an nvidia-smi. `built` is the time of this program's installation. `synchronized` is
-    None if unknown. `shared` is None without /dev/shm. `disk` is the space for the home's
-    checkpoints. `busy` are (address, reason) of addresses that cannot be listened on. `faults` are
-    those of the home's files. `database` is the size of node.db. `products` are the times that
-    products take on the CPU, None if they were not measured.
-    """
+    without an nvidia-smi. `installed_at` is the time of this program's installation. `synchronized`
+    is None if unknown. `shared_memory` is None without /dev/shm. `disk` is the space for the home's
+    checkpoints. `busy_addresses` are (address, reason) of addresses that cannot be listened on.
+    `faults` are those of the home's files. `database` is the size of node.db. `products` are the
+    times that products take on the CPU, None if they were not measured."""
 
     system: str
     python: tuple[int, int]
@@ -113,7 +113,7 @@ class Facts:
     smi_fault: str
     holders: tuple[Holder, ...]
     torch: Torch | None
-    seen: Seen
+    probe: Seen
     vllm: VllmBuild | None
     bitsandbytes: bool
     libp2p: bool
@@ -121,15 +121,15 @@ class Facts:
     compiler: str | None
     headers: bool
     memory: int
-    shared: int | None
-    temporary: int
+    shared_memory: int | None
+    temp_space: int
     disk: int
     now: float
-    built: float
+    installed_at: float
     synchronized: bool | None
     home: Path
-    running: bool
-    busy: tuple[tuple[str, str], ...]
+    is_running: bool
+    busy_addresses: tuple[tuple[str, str], ...]
     ticket: Paper | None
     membership: Paper | None
     faults: tuple[Fault, ...] = ()
@@ -158,7 +158,7 @@ def gather(
         smi_fault=smi_fault,
         holders=find_holders() if card is not None else (),
         torch=installed_torch(),
-        seen=probe_result,
+        probe=probe_result,
         vllm=installed_vllm(),
         bitsandbytes=has_bitsandbytes(),
         libp2p=installed(),
@@ -166,15 +166,15 @@ def gather(
         compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
         memory=available_memory(),
-        shared=free_disk(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None,
-        temporary=free_disk(Path(tempfile.gettempdir())),
+        shared_memory=free_disk(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None,
+        temp_space=free_disk(Path(tempfile.gettempdir())),
         disk=checkpoint_room(home.checkpoints),
         now=now,
-        built=Path(__file__).stat().st_mtime,
+        installed_at=Path(__file__).stat().st_mtime,
         synchronized=_synchronized(),
         home=home.path,
-        running=is_running,
-        busy=() if is_running else find_busy(listen, home.kept_port()),
+        is_running=is_running,
+        busy_addresses=() if is_running else find_busy(listen, home.kept_port()),
         ticket=None if ticket is None or home_state.errors else read_ticket(ticket, home, now),
         membership=None if home_state.errors else read_membership(home),
         faults=home_state.faults,
@@ -281,7 +281,7 @@ def read_ticket(text: str, home: Home, now: float) -> Paper:
         return Paper(parse_ticket(text, now).expires)
     except TicketExpiredError as error:
         member = home.has_swarm and home.swarm().swarm_id == error.swarm_id
-        return Paper(None, str(error), needed=not member)
+        return Paper(None, str(error), is_needed=not member)
     except TicketError as error:
         return Paper(None, str(error))
 

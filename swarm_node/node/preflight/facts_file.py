@@ -109,7 +109,7 @@ class FactsFile(msgspec.Struct, frozen=True):
 
 def stored(facts: Facts) -> StoredFacts:
     """Return the facts to write."""
-    probe_result, card = facts.seen, facts.card
+    probe_result, card = facts.probe, facts.card
     return StoredFacts(
         system=facts.system,
         python=facts.python,
@@ -127,8 +127,8 @@ def stored(facts: Facts) -> StoredFacts:
         compiler=facts.compiler is not None,
         headers=facts.headers,
         memory=facts.memory,
-        shared=facts.shared,
-        temporary=facts.temporary,
+        shared=facts.shared_memory,
+        temporary=facts.temp_space,
         disk=facts.disk,
         products=facts.products,
     )
@@ -173,7 +173,7 @@ def _facts(facts: StoredFacts, home: Path) -> Facts:
         smi_fault=facts.smi_fault,
         holders=(),
         torch=Torch(torch.version, torch.cuda) if torch else None,
-        seen=Seen(
+        probe=Seen(
             Hardware(probe_result.gpus, probe_result.bfloat16, probe_result.float16),
             probe_result.fault,
             _memory(probe_result.memory),
@@ -187,15 +187,15 @@ def _facts(facts: StoredFacts, home: Path) -> Facts:
         compiler="a C compiler" if facts.compiler else None,
         headers=facts.headers,
         memory=facts.memory,
-        shared=facts.shared,
-        temporary=facts.temporary,
+        shared_memory=facts.shared,
+        temp_space=facts.temporary,
         disk=facts.disk,
         now=now,
-        built=now,
+        installed_at=now,
         synchronized=None,
         home=home,
-        running=False,
-        busy=(),
+        is_running=False,
+        busy_addresses=(),
         ticket=None,
         membership=None,
         products=ProductTimes(*facts.products) if facts.products else None,

@@ -32,7 +32,7 @@ def start_lines(
     settings: Settings, facts: Facts, machine: Machine, model_fit: Fit, shape: ModelConfig
 ) -> Iterator[Line]:
     """Describe a node that trains a model of `shape` as `model_fit` says."""
-    name, device = settings.model, model_fit.where.device
+    name, device = settings.model, model_fit.placement.device
     card = None if device == "cpu" else facts.card
     text = device.upper() if card is None else f"{card} ({device})"
     if machine.gpu is not None:
@@ -41,9 +41,11 @@ def start_lines(
     text += f", {amount(facts.memory)} of RAM free"
     yield Line("device", text, {"device": device, **fields})
     engine = str(facts.vllm) if model_fit.vllm else "built in"
-    yield Line("sampler", f"{engine}: {model_fit.why}", {"engine": engine, "why": model_fit.why})
+    yield Line(
+        "sampler", f"{engine}: {model_fit.reason}", {"engine": engine, "why": model_fit.reason}
+    )
     if model_fit.numbers:
-        yield Line("dtype", model_fit.numbers, {"dtype": model_fit.where.products})
+        yield Line("dtype", model_fit.numbers, {"dtype": model_fit.placement.products})
     millions = f"{shape.weight_count / 1e6:,.1f}M parameters"
     yield Line("model", f"{name}, {millions}", {"model": name, "parameters": shape.weight_count})
     if not shape.native:
@@ -82,7 +84,7 @@ def _training(rate: float, model_fit: Fit, shape: ModelConfig) -> Iterator[Line]
     fields = {"how": method, "rows": rows, "context": context_length, "learning_rate": rate}
     yield Line("training", text, fields)
     summary = parts.summary()
-    unit, format_size = (" GiB", gib) if model_fit.where.device != "cpu" else ("", amount)
+    unit, format_size = (" GiB", gib) if model_fit.placement.device != "cpu" else ("", amount)
     sizes = ", ".join(f"{part} {format_size(size)}" for part, size in summary.items())
     yield Line(
         "memory",

@@ -40,22 +40,22 @@ Tell = Callable[[str, int, int], object]
 
 
 class RightAnswers(NamedTuple):
-    """The right answers of a family, scored: of `total` rows or tasks `scored` were, of which
-    `known` have a right answer, and `failed` do not score 1. `shown` are the first of these.
-    `listed` is true for the rows of a list."""
+    """The right answers of a family, scored: of `total` rows or tasks `scored_count` were, of which
+    `known_count` have a right answer, and `failed_count` do not score 1. `first_failures` are the
+    first of these. `is_list` is true for the rows of a list."""
 
     family: str
     total: int
-    scored: int
-    known: int
-    failed: int
-    shown: Sequence[FailedAnswer]
-    listed: bool
+    scored_count: int
+    known_count: int
+    failed_count: int
+    first_failures: Sequence[FailedAnswer]
+    is_list: bool
 
     @property
     def refused(self) -> bool:
         """Check that too many fail."""
-        return self.failed > MOST_FAILED * self.known
+        return self.failed_count > MOST_FAILED * self.known_count
 
 
 async def score_family(
@@ -117,25 +117,23 @@ def _line(failure: FailedAnswer) -> int:
 def judged(answers: RightAnswers, accept: bool) -> Said | None:
     """Judge the right answers of a family; None if none is known. `accept`: too many that fail are
     no reason to refuse it."""
-    if not answers.known:
+    if not answers.known_count:
         return None
-    subject = f"{answers.known:,} {'rows' if answers.listed else 'tasks'}"
-    if answers.scored < answers.total:
+    subject = f"{answers.known_count:,} {'rows' if answers.is_list else 'tasks'}"
+    if answers.scored_count < answers.total:
         subject += f", drawn by chance from {answers.total:,},"
-    if not answers.failed:
+    if not answers.failed_count:
         text = f"{answers.family}: the right answers of {subject} score 1"
         return Said("answers", "good", text)
-    text = (
-        f"{answers.family}: the right answers of {answers.failed:,} of {subject} do not score 1: "
-    )
-    text += "; ".join(_told(failure) for failure in answers.shown)
-    if extra_count := answers.failed - len(answers.shown):
+    text = f"{answers.family}: the right answers of {answers.failed_count:,} of {subject} do not"
+    text += " score 1: " + "; ".join(_told(failure) for failure in answers.first_failures)
+    if extra_count := answers.failed_count - len(answers.first_failures):
         text += f"; and {extra_count:,} more"
     remedy = "who writes the right answer gets nothing there: mend "
-    remedy += "these lines" if answers.listed else "answer(), written() or score()"
+    remedy += "these lines" if answers.is_list else "answer(), written() or score()"
     if not answers.refused:
         return Said("answers", "warning", text, remedy)
-    if answers.listed:
+    if answers.is_list:
         remedy += ", or take another scoring or template (environment.options)"
     if accept:
         return Said("answers", "warning", text, remedy)
@@ -148,11 +146,11 @@ def _told(failure: FailedAnswer) -> str:
 
 
 class Rows(NamedTuple):
-    """A list whose rows were judged. `prompt_bytes` and `shortest` are those of `Tried`."""
+    """A list whose rows were judged. `prompt_bytes` and `shortest_prompt` are those of `Tried`."""
 
     findings: list[Finding]
     prompt_bytes: int
-    shortest: str
+    shortest_prompt: str
 
 
 async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) -> Rows:

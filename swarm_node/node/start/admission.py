@@ -46,7 +46,7 @@ def of_model(settings: Settings, model: Model, trial: Tried, checkpoints: Path) 
     max_tokens = settings.sampling.max_new_tokens
     yield Check("context", partial(check_positions, model.codec, max_tokens))
     codec = model.codec.asking(Asking.of(settings.environment.options).system)
-    yield Check("prompts", partial(check_prompts, codec, max_tokens, trial.shortest))
+    yield Check("prompts", partial(check_prompts, codec, max_tokens, trial.shortest_prompt))
     rank, base = settings.training.lora_rank, model.policy.model
     yield Check("checkpoints", partial(_check_newest, checkpoints, rank, base))
 

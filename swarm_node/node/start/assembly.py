@@ -59,14 +59,14 @@ def assemble(settings: Settings, membership: Membership, parts: Parts) -> Node:
 def make_shared(settings: Settings, membership: Membership, parts: Parts) -> Shared:
     """Make the empty state that the loops of the node of `membership` share."""
     buffer, wants = parts.buffer(replay_settings(settings)), peers_wants(settings, parts.turns)
-    of_parts = parts.clock, parts.office, parts.blocked, parts.names
+    of_parts = parts.clock, parts.office, parts.block_list, parts.names
     local = LocalNode.of(membership.identity, membership.swarm, *of_parts)
     return Shared(
         local=local,
         tally=Tally(rejected=local.rejected),
         wants=wants,
         traffic=Traffic(wants, local.members.issuer),
-        effort=Effort(wants.external, local.members.issuer),
+        effort=Effort(wants.external_ratio, local.members.issuer),
         buffer=buffer,
         slots=Slots(buffer, settings.sampling.max_concurrent_groups),
     )
@@ -91,18 +91,18 @@ class Assembly:
 
     def __init__(self, settings: Settings, membership: Membership, parts: Parts) -> None:
         self.settings, self.chain = settings, membership.chain
-        self.shared = shared_state = make_shared(settings, membership, parts)
+        self.shared_state = shared_state = make_shared(settings, membership, parts)
         self.local, self.tally = shared_state.local, shared_state.tally
         #: The node's transport, with relays for peers that cannot be dialled.
         self.reaching = reaching = ReachingTransport(
             shared_state.local,
             parts.transport,
             mode=settings.network.relay,
-            is_dialable=parts.dialable,
+            is_dialable=parts.is_dialable,
             wants=shared_state.wants,
             rng=self.rng("reach"),
             lan=parts.lan,
-            journal=parts.answered,
+            journal=parts.relay_journal,
         )
         self.parts = replace(parts, transport=reaching)
         parts.reach.relays = lambda: [
@@ -117,9 +117,9 @@ class Assembly:
         return {
             "settings": self.settings,
             "parts": self.parts,
-            "shared_state": self.shared,
+            "shared_state": self.shared_state,
             "reaching": self.reaching,
-            "learner": make_learner(self.settings, self.parts, self.shared),
+            "learner": make_learner(self.settings, self.parts, self.shared_state),
             "open_work": self.open_work,
         }
 
@@ -131,7 +131,7 @@ class Assembly:
         chooser = SeededTasks(
             info, families, parts.storage, seed=seed, peer_id=peer_id, levels=levels
         )
-        judging = Scoring(parts.environment, self.tally, self.shared.effort, parts.clock)
+        judging = Scoring(parts.environment, self.tally, self.shared_state.effort, parts.clock)
         tasks = FittingTasks(settings.sampling, parts, self.tally, chooser, info.turns)
         evaluator = Evaluator(
             sampling=settings.sampling,
@@ -166,14 +166,16 @@ class Assembly:
     def maker(self, info: EnvironmentInfo, judging: Scoring, tasks: FittingTasks) -> RolloutMaker:
         sampler, partial_rollouts = self.parts.sampler, None
         if info.turns == 1 and isinstance(sampler, InterruptibleSampler):
-            partial_rollouts = PartialRollouts(sampler, self.shared.buffer.settings.max_staleness)
+            partial_rollouts = PartialRollouts(
+                sampler, self.shared_state.buffer.settings.max_staleness
+            )
         return RolloutMaker(
             self.settings.sampling,
             self.parts,
             self.tally,
             judging,
             tasks,
-            self.shared.slots,
+            self.shared_state.slots,
             partial_rollouts,
             turns=info.turns,
             seed=self.settings.run.seed,
@@ -206,7 +208,7 @@ class Assembly:
         self, credentials: Credentials, verifier: GroupVerifier
     ) -> tuple[Exchange, Prober | None, Puncher | None]:
         """Make what asks peers, and the server on the node's transport, which answers them."""
-        shared_state, tally, reaching = self.shared, self.tally, self.reaching
+        shared_state, tally, reaching = self.shared_state, self.tally, self.reaching
         rng = self.rng("share")  # of server and exchange
 
         def let_go(peer_id: str) -> None:

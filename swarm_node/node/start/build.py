@@ -139,13 +139,13 @@ def parts_of_home(
         "metrics": metrics,
         "history": Ring(metrics.read()),
         "office": home,
-        "blocked": Blocks(home).covered,
+        "block_list": Blocks(home).covered,
         "names": followed_names(home).now,
         "knock": knock,
         "reach": reach,
-        "dialable": reach.dialable,
+        "is_dialable": reach.dialable,
         "lan": Lan(membership.identity, swarm.swarm_id, swarm.secret, SYSTEM_CLOCK),
-        "answered": Journal(home.path / "answered", JOURNAL_BYTES),
+        "relay_journal": Journal(home.path / "answered", JOURNAL_BYTES),
     }
 
 
@@ -226,7 +226,7 @@ def make_built_in(settings: Settings, model: Model, model_fit: Fit) -> TorchSamp
     """
     return TorchSampler.from_directory(
         model.directory,
-        model_fit.where,
+        model_fit.placement,
         codec=model.codec,
         max_rows=most_rows(model.config, model_fit),
         shape=cache_shape(settings, model.config, model_fit),

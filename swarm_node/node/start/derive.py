@@ -132,7 +132,7 @@ def trainer_settings(settings: Settings, model_fit: Fit | None = None) -> Traine
     if model_fit is None:
         model_fit = Fit(ON_CPU, vllm=False, training=_as_set(settings))
     else:  # what the start decided is not decided once more
-        device, dtype = model_fit.where.device, model_fit.where.products
+        device, dtype = model_fit.placement.device, model_fit.placement.products
         canary = model_fit.vllm or dtype == "float16"  # which it shows to overflow
     training = model_fit.training
     return TrainerSettings(
@@ -169,7 +169,7 @@ def engine_plan(settings: Settings, model: ModelConfig, model_fit: Fit) -> Engin
     """
     return plan_engine(
         model,
-        placement=model_fit.where,
+        placement=model_fit.placement,
         max_rows=model_fit.job.rows,
         max_new_tokens=_longest(settings, model_fit),
         lora_rank=model_fit.training.lora_rank,
@@ -183,7 +183,7 @@ def engine_plan(settings: Settings, model: ModelConfig, model_fit: Fit) -> Engin
 def cache_shape(settings: Settings, model: ModelConfig, model_fit: Fit) -> CacheShape | None:
     """Return the shape of the built-in sampler's cache on a GPU, from the plan if there is one.
     None on a CPU, where the cache grows with each batch."""
-    if model_fit.where.device == "cpu":
+    if model_fit.placement.device == "cpu":
         return None
     rows = model_fit.job.rows if model_fit.plan is None else model_fit.plan.rows
     # Matrix products on a GPU want rows of 16 bytes.
@@ -195,7 +195,7 @@ def most_rows(model: ModelConfig, model_fit: Fit) -> int:
     """Return the most answers that the built-in sampler samples at once. On a CPU, where the cache
     grows with each batch, an evaluation has no more of them than the plan. Those of a small model
     take next to nothing, and it is faster with many."""
-    planned = model_fit.where.device == "cpu" and model.weight_count >= PRETRAINED_WEIGHTS
+    planned = model_fit.placement.device == "cpu" and model.weight_count >= PRETRAINED_WEIGHTS
     return min(MAX_ROWS, model_fit.job.rows) if planned else MAX_ROWS
 
 
@@ -213,7 +213,7 @@ def replay_settings(settings: Settings) -> ReplaySettings:
     else:
         local_groups, external_groups = mixture.batch - mixture.most_external, mixture.most_external
     return ReplaySettings(
-        own=local_groups,
+        local=local_groups,
         external=external_groups,
         max_staleness=experience.max_staleness,
         past=experience.replay,
@@ -232,7 +232,7 @@ def peers_wants(settings: Settings, turns: int = 1) -> Wants:
     limited in proportion to it."""
     replay = replay_settings(settings)
     return Wants.of(
-        local_groups=replay.own,
+        local_groups=replay.local,
         external_groups=replay.external,
         batches=replay.external_batches,
         poll=settings.network.poll_seconds,

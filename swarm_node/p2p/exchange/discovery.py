@@ -72,9 +72,9 @@ class Discovery:
         self._clock = local.clock
         self._rng = rng
         self._relays = relays
-        self._unread = 0  # further beats before the next read of the transport's table
+        self._beats_left = 0  # further beats before the next read of the transport's table
         self._next_feeler = 0.0
-        self._saved: list[tuple[str, tuple[str, ...], str, int, bool]] = []
+        self._saved_state: list[tuple[str, tuple[str, ...], str, int, bool]] = []
 
     async def open(self, bootstraps: Sequence[str]) -> None:
         """Load the peers of earlier runs and the addresses from the settings and the ticket.
@@ -83,7 +83,7 @@ class Discovery:
         for row in await self._storage.run(self._storage.known_peers, MAX_PEERS):
             entry = Known(row.peer_id, row.addresses, row.issuer, "")
             entry.retry = Retry(PEER, failures=row.failures)
-            entry.answered = now - max(0.0, wall - row.last_seen)
+            entry.answered_at = now - max(0.0, wall - row.last_seen)
             self._book.restore(entry, anchor=row.anchor)
         self.name(bootstraps)
 
@@ -200,7 +200,7 @@ class Discovery:
     async def _try(self, entry: Known) -> bool:
         """Try a peer of the book. Return True if it answers."""
         now = self._clock.now()
-        lost_at = entry.retry.lost_at if entry.tried and entry.retry.failures else now
+        lost_at = entry.retry.lost_at if entry.is_tried and entry.retry.failures else now
         entry.retry.begin(now)
         peer = self._directory.get(entry.peer_id)
         if peer is None:
@@ -212,7 +212,7 @@ class Discovery:
             live_peer = self._directory.meet(
                 entry.peer_id, self._clock.now()
             )  # it may have greeted us
-            live_peer.greeted, live_peer.addresses = True, peer.addresses
+            live_peer.is_greeted, live_peer.addresses = True, peer.addresses
             live_peer.answered(self._clock.now())
             peer = live_peer
         self._directory.add_partner(self._rng, peer, self._members.issuer, self._clock.now())
@@ -245,10 +245,10 @@ class Discovery:
     async def _read(self) -> None:
         """Read some heartbeats from the transport, if it is time."""
         has_few_peers = self._directory.fewer(FEW, self._clock.now())
-        if self._unread and not has_few_peers:
-            self._unread -= 1
+        if self._beats_left and not has_few_peers:
+            self._beats_left -= 1
             return
-        self._unread = _BEATS_PER_READ
+        self._beats_left = _BEATS_PER_READ
         heartbeats = await self._transport.heartbeats()
         sample = self._rng.sample(sorted(heartbeats), min(len(heartbeats), _HEARD_PER_READ))
         for peer_id in sample:
@@ -303,15 +303,15 @@ class Discovery:
             (k.peer_id, k.addresses, k.issuer, k.retry.failures, k.peer_id in anchors)
             for k in tried_entries
         ]
-        if state == self._saved:
+        if state == self._saved_state:
             return
-        self._saved = state
+        self._saved_state = state
         last_seen = {peer.peer_id: peer.last_seen for peer in partners}
         rows = [
             KnownPeer(
                 entry.peer_id,
                 entry.addresses,
-                last_seen=wall - (now - max(entry.answered, last_seen.get(entry.peer_id, 0.0))),
+                last_seen=wall - (now - max(entry.answered_at, last_seen.get(entry.peer_id, 0.0))),
                 issuer=entry.issuer,
                 failures=entry.retry.failures,
                 anchor=entry.peer_id in anchors,

@@ -49,7 +49,7 @@ class MembershipSync:
         self._clock = local.clock
         self._rng = rng
         #: The last line about this node's own membership: it is logged when it changes.
-        self._said: tuple[str, float] | None = None
+        self._last_state: tuple[str, float] | None = None
 
     async def sync(self) -> None:
         """Update this node, then its peers. The list comes before the secret, so that nobody passes
@@ -77,8 +77,8 @@ class MembershipSync:
     async def _spread(self, shelf: Shelf[Any], protocol: str, knowing: list[str]) -> None:
         """Tell peers of a new statement, or ask those that claim a newer one."""
         peers = self._some(knowing, _ASKED)
-        if shelf.fresh:
-            shelf.fresh = False
+        if shelf.is_unsent:
+            shelf.is_unsent = False
             peers += self._directory.draw(self._rng, _TOLD, self._clock.now())
         offers = (self._offer(shelf, protocol, peer) for peer in peers)
         await asyncio.gather(*offers)
@@ -115,7 +115,7 @@ class MembershipSync:
                 _log.error("this node is no member", reason=me.reason, remedy=remedy)
             return
         if not self._credentials.ends_soon(me):
-            self._said = None
+            self._last_state = None
             return
         for peer in self._some(self._members.delegates(), _ASKED):
             reply = await self._asker.ask_for(wire.RenewReply, peer, RENEW, b"")
@@ -130,8 +130,8 @@ class MembershipSync:
             _log.warning("the membership of this node ends soon", days=days)
 
     def _changed(self, state: str, days: float = 0.0) -> bool:
-        old_state, self._said = self._said, (state, days)
-        return old_state != self._said
+        old_state, self._last_state = self._last_state, (state, days)
+        return old_state != self._last_state
 
     def _some(self, peer_ids: list[str], count: int) -> list[Peer]:
         """Choose some of these peers that this node can reach: one of each issuer before a second

@@ -20,13 +20,13 @@ _log = structlog.get_logger(__name__)
 
 class OwnGroup(NamedTuple):
     """A group that this node made, with its prompt and, of dialogues, what the environment said in
-    each. It is not `sound` if the environment failed in one of them, so that peers cannot replay
+    each. `is_sound` is false if the environment failed in one of them, so that peers cannot replay
     it."""
 
     group: RolloutGroup
     prompt: str
     replies: tuple[tuple[str, ...], ...] = ()
-    sound: bool = True
+    is_sound: bool = True
 
 
 class Publisher:
@@ -79,7 +79,7 @@ class Publisher:
                 group=group,
                 prompt=prompt,
                 rewards=group.claimed,
-                arrived=version,
+                arrival_version=version,
                 replies=replies,
             )
             verified_groups.append(verified_group)

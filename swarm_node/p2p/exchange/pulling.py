@@ -28,11 +28,11 @@ _LIST_TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Permission to list one peer, up to `limit` announcements. `asked` are the peers that the
+    """Permission to list one peer, up to `limit` announcements. `asked_ids` are the peers that the
     turns of one round have asked."""
 
     limit: int
-    asked: set[str]
+    asked_ids: set[str]
 
 
 class Puller:
@@ -78,12 +78,12 @@ class Puller:
         """List a random peer. A peer that does not answer costs this call ten seconds, and then
         another is asked. Return the number of new offers that the peer states, under its id."""
         for _ in range(_LIST_TRIES):
-            excluded_ids = turn.asked | self._listing
+            excluded_ids = turn.asked_ids | self._listing
             peers = self._directory.draw(self._rng, 1, self._clock.now(), excluded_ids)
             if not peers:
                 break
             peer_id = peers[0].peer_id
-            turn.asked.add(peer_id)
+            turn.asked_ids.add(peer_id)
             self._listing.add(peer_id)
             try:
                 offer_count = await self._list(peers[0], turn.limit)
@@ -141,14 +141,14 @@ class Puller:
             return 0
         last_seq = last_seq if listing.epoch == peer.epoch else 0
         peer.epoch, peer.head = listing.epoch, listing.head
-        old_count = peer.offered
+        old_count = peer.offered_groups
         for raw in listing.items:
             if self._clock.now() < peer.standing.off_until:
                 break  # it was dropped for what it listed
             last_seq = max(last_seq, self._note(peer, raw))
         peer.cursor = (listing.epoch, last_seq)
         # Only the peer knows how many it left out, so the number is bounded.
-        return peer.offered - old_count + min(listing.left_out, _LIST_LIMIT)
+        return peer.offered_groups - old_count + min(listing.left_out, _LIST_LIMIT)
 
     def _note(self, peer: Peer, raw: bytes) -> int:
         """Check one announcement, and keep it as an offer if its group is new and mixed. Return its
@@ -171,7 +171,7 @@ class Puller:
             if rejection is not None:
                 self._asker.reject(rejection, peer.peer_id)
                 return entry.seq
-            peer.offered += 1
+            peer.offered_groups += 1
             peer.offers.append(Offer(entry.id, peer.peer_id, entry.epoch, entry.seq, entry.size))
         return entry.seq
 
@@ -205,7 +205,7 @@ class Puller:
                 return None
             author = self._directory.get(offer.author)
             if author is not None:
-                author.received += 1
+                author.accepted_groups += 1
             return result
         self._directory.give_back(offer)
         return None

@@ -79,8 +79,8 @@ class Asker:
         if self.ended(peer.peer_id):
             return None
         try:
-            async with asyncio.timeout(seconds if peer.greeted else seconds + _REQUEST_SECONDS):
-                if not peer.greeted:
+            async with asyncio.timeout(seconds if peer.is_greeted else seconds + _REQUEST_SECONDS):
+                if not peer.is_greeted:
                     await self._greet(peer)
                 reply = await self._send(peer, protocol, payload, max_reply)
         except (TransportError, TimeoutError) as error:
@@ -200,8 +200,8 @@ class Asker:
         if not isinstance(error, RefusedError):
             return
         if error.code == NO_MEMBER.code:
-            self._refused_by(peer.peer_id, error.named, error.apart)
-        elif error.code == BAD_REQUEST.code and error.named == "schema":
+            self._refused_by(peer.peer_id, error.detail, error.clock_skew)
+        elif error.code == BAD_REQUEST.code and error.detail == "schema":
             self._refused_by(peer.peer_id, "schema")
 
     def _refused_by(self, peer_id: str, reason: str, offset: int | None = None) -> None:
@@ -251,7 +251,7 @@ class Asker:
                 peer.peer_id, HELLO, body, max_reply=MAX_SMALL_REPLY
             )
         except RefusedError as error:
-            if error.code == NO_MEMBER.code and error.named == "revoked":
+            if error.code == NO_MEMBER.code and error.detail == "revoked":
                 await self._ask_for_list(peer)
             raise
         hello = wire.unpack(wire.HelloReply, raw, max_bytes=MAX_SMALL_REPLY)
@@ -267,6 +267,6 @@ class Asker:
                 self._refused_by(peer.peer_id, member.reason)
             raise TransportError(f"{peer.peer_id} is no member of this swarm: {member.reason}")
         self._members.note(peer.peer_id, hello.revoked, hello.secret)
-        peer.greeted = True
+        peer.is_greeted = True
         if hello.addresses:
             peer.addresses = hello.addresses

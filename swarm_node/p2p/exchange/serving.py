@@ -150,7 +150,7 @@ class Server:
         peer.last_seen = now
         peer.retry.greeted(now)
         # The reply is this node's greeting. A peer that missed it answers UNKNOWN_MEMBER.
-        peer.greeted = True
+        peer.is_greeted = True
         if hello.addresses:
             peer.addresses = hello.addresses
         return wire.pack(hello_body(wire.HelloReply, self._credentials, self._transport))
@@ -231,7 +231,9 @@ class Server:
         peer = self._directory.get(caller)
         if self._is_cut(caller):
             raise CUT_OFF.error()
-        if not self._traffic.asks(caller, now, guest=peer is None or peer.standing.useful < 1.0):
+        if not self._traffic.asks(
+            caller, now, guest=peer is None or peer.standing.useful_count < 1.0
+        ):
             self._turn_away(caller, "rate")
             raise RATE.error()
 
@@ -246,7 +248,7 @@ class Server:
     def asks(self, caller: str) -> bool:
         """See `TableGate`."""
         now, peer = self._clock.now(), self._directory.get(caller)
-        guest = peer is None or peer.standing.useful < 1.0
+        guest = peer is None or peer.standing.useful_count < 1.0
         if self._is_cut(caller):
             return False
         if not self._traffic.looks_up(caller, now, guest=guest):

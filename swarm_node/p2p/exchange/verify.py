@@ -40,16 +40,16 @@ from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
 
 
 class Judged(Protocol):
-    """The result of judging a group: the derived prompt and one reward per text. `lost` says how
-    the texts ended the judging process, `unjudged` how this node failed to judge. Both are "" if
-    nothing failed."""
+    """The result of judging a group: the derived prompt and one reward per text. `loss_reason` says
+    how the texts ended the judging process, `unjudged` how this node failed to judge. Both are ""
+    if nothing failed."""
 
     @property
     def prompt(self) -> str: ...
     @property
     def rewards(self) -> tuple[float, ...]: ...
     @property
-    def lost(self) -> str: ...
+    def loss_reason(self) -> str: ...
     @property
     def unjudged(self) -> str: ...
 
@@ -79,11 +79,12 @@ _Found = tuple[str, tuple[float, ...], tuple[tuple[str, ...], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Dialogues:
-    """The part of the checks that only dialogues need. `fits` returns false for a group if one of
-    its dialogues, prompt and all turns and replies together, exceeds the model's positions."""
+    """The part of the checks that only dialogues need. `fits_context` returns false for a group if
+    one of its dialogues, prompt and all turns and replies together, exceeds the model's
+    positions."""
 
     replay: Replay
-    fits: Callable[[VerifiedGroup], bool]
+    fits_context: Callable[[VerifiedGroup], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ class GroupVerifier:
     ) -> None:
         """`dialogues` is needed if the environment has several turns."""
         self._swarm_id = swarm_id
-        self._expected = criteria
+        self._criteria = criteria
         self._storage = storage
         self._judge = judge
         self._check_tokens = check_tokens
@@ -132,7 +133,7 @@ class GroupVerifier:
     @property
     def turns(self) -> int:
         """The most turns of a dialogue here, 1 for an answer to one question."""
-        return self._expected.turns
+        return self._criteria.turns
 
     def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
         """Check an announced (author, epoch, seq) for replay. Return the reason for not pulling it,
@@ -143,10 +144,10 @@ class GroupVerifier:
         """Check the fields of an announcement of any author. Return the reason for not pulling its
         group."""
         place = entry.environment, entry.version, entry.family
-        if self._elsewhere(*place) or entry.turns != self._expected.turns:
+        if self._elsewhere(*place) or entry.turns != self._criteria.turns:
             # The author broke no rule and cost nothing: it may be about to upgrade.
             return Rejected("elsewhere", f"{entry.environment} {entry.version} {entry.family}")
-        return self._expected.sizes.announced(entry.completions, entry.size)
+        return self._criteria.sizes.announced(entry.completions, entry.size)
 
     def accepts_tokens(self, group: RolloutGroup) -> bool:
         """Check that nodes with the same model would accept the token ids of an own group."""
@@ -180,10 +181,10 @@ class GroupVerifier:
             group=group,
             prompt=prompt,
             rewards=rewards,
-            arrived=version,
+            arrival_version=version,
             replies=replies,
         )
-        if self._dialogues is not None and not self._dialogues.fits(verified_group):
+        if self._dialogues is not None and not self._dialogues.fits_context(verified_group):
             return Rejected("too_long", "a dialogue exceeds this model's positions")
         return await self._admit(verified_group, offer, blob)
 
@@ -193,7 +194,9 @@ class GroupVerifier:
         lost its turns."""
         if self._dialogues is None:
             return (
-                None if any(completion.earlier for completion in group.group.completions) else group
+                None
+                if any(completion.earlier_turns for completion in group.group.completions)
+                else group
             )
         judgement = await self._judged(group.group, group.author)
         if isinstance(judgement, Rejected):
@@ -206,7 +209,7 @@ class GroupVerifier:
         try:
             if self._dialogues is None:
                 rejection = _refuse_flaws(
-                    ["ended" for completion in group.completions if completion.earlier]
+                    ["ended" for completion in group.completions if completion.earlier_turns]
                 )
                 if rejection is not None:
                     return rejection
@@ -255,7 +258,7 @@ class GroupVerifier:
 
     def _elsewhere(self, environment: str, version: str, family: str) -> bool:
         """Check that a task is not among those that this node trains on."""
-        criteria = self._expected
+        criteria = self._criteria
         is_same_env = (environment, version) == (criteria.environment, criteria.version)
         return not is_same_env or family not in criteria.families
 
@@ -265,13 +268,15 @@ class GroupVerifier:
             completion.token_ids.size if same_model else self._length(completion)
             for completion in group.completions
         ]
-        rejection = self._expected.sizes.pulled(lengths)
+        rejection = self._criteria.sizes.pulled(lengths)
         return self._check_tokens(group) if rejection is None and same_model else rejection
 
     def _length(self, completion: Completion) -> int:
         """The length of a foreign completion in this node's tokens. Each turn but the last counts
         one token more, for its end."""
-        return sum(len(self._encode(text)) for text in completion.said) + len(completion.earlier)
+        return sum(len(self._encode(text)) for text in completion.said) + len(
+            completion.earlier_turns
+        )
 
     async def _refuse_content(
         self, group: RolloutGroup, offer: Offer, prompt: str = ""
@@ -282,7 +287,7 @@ class GroupVerifier:
         """Refuse a group that was accepted before, from any author."""
         author, task = offer.author, group.task
         local_digest, author_digest = (
-            task_digest(task, self._expected.peer_id),
+            task_digest(task, self._criteria.peer_id),
             task_digest(task, author),
         )
         content = content_digest(group, prompt)
@@ -298,7 +303,7 @@ class GroupVerifier:
         return None
 
     def _provenance(self, policy: PolicyRef) -> Provenance:
-        local_policy = self._expected.policy
+        local_policy = self._criteria.policy
         is_same_model = (policy.model, policy.tokenizer) == (
             local_policy.model,
             local_policy.tokenizer,
@@ -329,10 +334,12 @@ class GroupVerifier:
 
 def _refuse_judged(judgement: Judged) -> Rejected | None:
     """The reason against a group that has no rewards."""
-    if judgement.lost == "asleep":
+    if judgement.loss_reason == "asleep":
         return Rejected("asleep", "its texts make the process that judges sleep")
-    if judgement.lost:
-        return Rejected("judging", f"its texts ended the process that judges ({judgement.lost})")
+    if judgement.loss_reason:
+        return Rejected(
+            "judging", f"its texts ended the process that judges ({judgement.loss_reason})"
+        )
     if judgement.unjudged:
         return Rejected("unjudged", f"this node could not judge it ({judgement.unjudged})")
     return None
@@ -378,7 +385,7 @@ def stored_group(verified_group: VerifiedGroup, epoch: int, seq: int, blob: byte
         blob=blob,
         prompt=verified_group.prompt,
         rewards=verified_group.rewards,
-        arrived=verified_group.arrived,
+        arrival_version=verified_group.arrival_version,
         digests=digests(verified_group.group, verified_group.prompt, verified_group.author),
     )
 
@@ -426,7 +433,7 @@ def restored_group(row: StoredGroup) -> VerifiedGroup:
         group=contents[1],
         prompt=row.prompt,
         rewards=row.rewards,
-        arrived=row.arrived,
+        arrival_version=row.arrival_version,
     )
 
 

@@ -39,7 +39,7 @@ class PeerSlots:
     def __init__(self) -> None:
         self._streams: Counter[str] = Counter()
         self._groups: Counter[str] = Counter()
-        self._working: dict[str, asyncio.Semaphore] = {}
+        self._semaphores: dict[str, asyncio.Semaphore] = {}
 
     @contextlib.asynccontextmanager
     async def hold(self, key: str, limit: int, group: str | None = None) -> AsyncGenerator[None]:
@@ -56,7 +56,7 @@ class PeerSlots:
             raise BusyError(BUSY.words())
         self._streams[key] += 1
         self._groups[group or ""] += 1
-        semaphore = self._working.setdefault(key, asyncio.Semaphore(limit))
+        semaphore = self._semaphores.setdefault(key, asyncio.Semaphore(limit))
         try:
             async with semaphore:
                 yield
@@ -66,7 +66,7 @@ class PeerSlots:
             self._streams[key] -= 1
             if not self._streams[key]:
                 del self._streams[key]
-                del self._working[key]
+                del self._semaphores[key]
 
 
 class Severed:
@@ -74,14 +74,14 @@ class Severed:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._until: Recent[str, float] = Recent(_MAX_SEVERED)
+        self._severed_until: Recent[str, float] = Recent(_MAX_SEVERED)
 
     def sever(self, peer: str, seconds: float) -> None:
         """Cut the link of a peer for `seconds`. A later call replaces an earlier one."""
-        self._until[peer] = self._now() + seconds
+        self._severed_until[peer] = self._now() + seconds
 
     def __contains__(self, peer: object) -> bool:
-        return isinstance(peer, str) and self._until.get(peer, 0.0) > self._now()
+        return isinstance(peer, str) and self._severed_until.get(peer, 0.0) > self._now()
 
 
 class Entry(NamedTuple):
@@ -89,14 +89,14 @@ class Entry(NamedTuple):
 
     peer: str
     issuer: str
-    stranger: bool
+    is_stranger: bool
 
 
 class Admission:
     """Admits the streams of one transport. `per_peer` streams of one peer run at once."""
 
     def __init__(self, per_peer: int, now: Callable[[], float]) -> None:
-        self.severed = Severed(now)
+        self.severed_peers = Severed(now)
         self._per_peer = per_peer
         #: Names the issuer that admitted a peer, "" for a stranger.
         self.issuer: Callable[[str], str] = lambda peer: ""
@@ -111,7 +111,7 @@ class Admission:
         """Admit a stream, None if a limit does not allow it. The caller passes the entry to `leave`
         at its end. The members of an issuer have at most as many streams as are free."""
         entry = Entry(peer, self.issuer(peer), is_stranger)
-        if peer in self.severed:
+        if peer in self.severed_peers:
             return None
         if self._open[peer] >= STREAMS_PER_PEER:
             self.ended_early(peer, junk=False)
@@ -129,8 +129,8 @@ class Admission:
 
     def _count(self, entry: Entry, change: int) -> None:
         self._open[entry.peer] += change
-        self._strangers += change * entry.stranger
-        self._members[entry.issuer] += change * (not entry.stranger)
+        self._strangers += change * entry.is_stranger
+        self._members[entry.issuer] += change * (not entry.is_stranger)
         if not self._open[entry.peer]:
             del self._open[entry.peer]
         if not self._members[entry.issuer]:
@@ -153,4 +153,4 @@ class Admission:
         """Note a stream that ended before its reply was taken. `junk` marks one that was over the
         limit."""
         if junk or not self._early_ends.take(peer, self._now()):
-            self.severed.sever(peer, _JUNK_SECONDS)
+            self.severed_peers.sever(peer, _JUNK_SECONDS)

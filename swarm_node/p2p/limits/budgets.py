@@ -38,12 +38,12 @@ _TOLERANCE = (1.0, 64.0)
 @dataclass(frozen=True, slots=True)
 class Wants:
     """This node's own demand. Peers' requests are limited in proportion to it. The node pulls
-    `groups` per second from all peers together, each of at most `size` bytes. `external` is the
-    number of peers' groups for each own one in a batch."""
+    `groups` per second from all peers together, each of at most `size` bytes. `external_ratio` is
+    the number of peers' groups for each own one in a batch."""
 
     groups: float
     size: int
-    external: float
+    external_ratio: float
 
     @classmethod
     def of(
@@ -86,19 +86,19 @@ class _Takings:
     """Recent use: the total, and by issuer or peer."""
 
     def __init__(self) -> None:
-        self._all = _Fading()
+        self._total_usage = _Fading()
         self._of: Recent[str, _Fading] = Recent(_CAPACITY)
 
     def add(self, units: float, now: float, *keys: str) -> None:
         """Add `units` once to the total, and once to each of `keys`."""
-        self._all.add(units, now)
+        self._total_usage.add(units, now)
         for key in keys:
             usage = self._of.get(key) or _Fading()
             usage.add(units, now)
             self._of[key] = usage
 
     def total(self, now: float) -> float:
-        return self._all.at(now)
+        return self._total_usage.at(now)
 
     def of(self, key: str, now: float) -> float:
         """Return the use of `key`, 0 if it used nothing."""
@@ -122,10 +122,10 @@ class Budget:
     def __init__(self, unit: float, seconds: float = _BURST_SECONDS) -> None:
         """`unit` is this node's demand of all peers, per second. The allowance of `seconds` may be
         used at once."""
-        self._all = TokenBucket(_ALL * unit, _ALL * unit * seconds)
+        self._total_bucket = TokenBucket(_ALL * unit, _ALL * unit * seconds)
         self._issuers = PeerGates(_ISSUER * unit, _ISSUER * unit * seconds)
         self._peers = PeerGates(_PEER * unit, _PEER * unit * seconds)
-        self._taken = _Takings()
+        self._usage = _Takings()
 
     def open(
         self, issuer: str, peer: str, now: float, *, guest: bool = False, units: float = 0.0
@@ -134,10 +134,10 @@ class Budget:
         admitted only while half of the allowance for all is left. The larger the issuer's share of
         recent use, the more must be left. So the members of two issuers cannot lock out those of a
         third."""
-        share = self._taken.share(issuer, now)
-        reserve = self._all.burst * (0.5 + 0.25 * share if guest else 0.5 * share)
+        share = self._usage.share(issuer, now)
+        reserve = self._total_bucket.burst * (0.5 + 0.25 * share if guest else 0.5 * share)
         return (
-            self._all.holds(now, reserve + units)
+            self._total_bucket.holds(now, reserve + units)
             and self._issuers.holds(issuer, now, units)
             and self._peers.holds(peer, now, units)
         )
@@ -155,8 +155,8 @@ class Budget:
         """Charge units to the peer. A negative number refunds units that were charged at
         `charged_at`. A refund lowers recent use by the part of these units that has not decayed."""
         fraction = 1.0 if charged_at is None else 0.5 ** ((now - charged_at) / HALF_LIFE)
-        self._taken.add(units * fraction, now, issuer)
-        self._all.charge(now, units)
+        self._usage.add(units * fraction, now, issuer)
+        self._total_bucket.charge(now, units)
         self._issuers.charge(issuer, now, units)
         self._peers.charge(peer, now, units)
 
@@ -233,11 +233,11 @@ class Effort:
         `Traffic`."""
         self._ratio = max(ratio, 1.0)
         self._issuer = issuer
-        self._own, self._peers = _Fading(), _Takings()
+        self._local_usage, self._peers = _Fading(), _Takings()
 
     def judged_own(self, seconds: float, now: float) -> None:
         """Add the time for an own group."""
-        self._own.add(seconds, now)
+        self._local_usage.add(seconds, now)
 
     def judged(self, peer: str, seconds: float, now: float) -> None:
         """Add the time for a group of `peer`."""
@@ -247,7 +247,7 @@ class Effort:
         """Check that another group of `peer` may be judged. One peer may use as much time as the
         own groups that its groups replace, all peers together twice as much. If its issuer's
         members had a large share, part of that time is kept for other issuers."""
-        local_seconds, issuer = self._own.at(now) * self._ratio, self._issuer(peer)
+        local_seconds, issuer = self._local_usage.at(now) * self._ratio, self._issuer(peer)
         limit = (4 * FREE_SECONDS + 2.0 * local_seconds) * (
             1.0 - self._peers.share(issuer, now) / 4
         )
@@ -259,4 +259,4 @@ class Effort:
 
     def exceeds(self, peer: str, now: float) -> bool:
         """Check for excess: `peer` alone used more than one peer may."""
-        return self._peers.of(peer, now) > FREE_SECONDS + self._own.at(now) * self._ratio
+        return self._peers.of(peer, now) > FREE_SECONDS + self._local_usage.at(now) * self._ratio

@@ -83,7 +83,7 @@ class ReplayWindow:
 
     def __init__(self) -> None:
         self._high = 0
-        self._seen = 0
+        self._bitmap = 0
 
     @property
     def high(self) -> int:
@@ -97,7 +97,7 @@ class ReplayWindow:
             return Rejected("too_old", f"sequence {seq}, newest {self._high}")
         if self._high and seq > self._high + MAX_ADVANCE:
             return Rejected("sequence", f"sequence {seq}, newest {self._high}")
-        if seq <= self._high and self._seen >> (self._high - seq) & 1:
+        if seq <= self._high and self._bitmap >> (self._high - seq) & 1:
             return Rejected("duplicate", f"sequence {seq}")
         return None
 
@@ -113,14 +113,14 @@ class ReplayWindow:
         if seq > self._high:
             # A first number can be anywhere: shifting by it would build an integer of that size.
             shift = min(seq - self._high, WINDOW)
-            self._seen = (self._seen << shift | 1) & ((1 << WINDOW) - 1)
+            self._bitmap = (self._bitmap << shift | 1) & ((1 << WINDOW) - 1)
             self._high = seq
         else:
-            self._seen |= 1 << (self._high - seq)
+            self._bitmap |= 1 << (self._high - seq)
 
     def to_row(self) -> tuple[int, bytes]:
         """(newest number, bitmap of 128 bytes, little-endian)."""
-        return self._high, self._seen.to_bytes(WINDOW // 8, "little")
+        return self._high, self._bitmap.to_bytes(WINDOW // 8, "little")
 
     @classmethod
     def from_row(cls, high: int, bitmap: bytes) -> ReplayWindow:
@@ -130,10 +130,10 @@ class ReplayWindow:
             ValueError: not a row of `to_row`. An empty window instead would forget what was seen.
         """
         window = cls()
-        window._high, window._seen = high, int.from_bytes(bitmap, "little")
-        if len(bitmap) != WINDOW // 8 or high < 0 or (window._seen & 1) != (high > 0):
+        window._high, window._bitmap = high, int.from_bytes(bitmap, "little")
+        if len(bitmap) != WINDOW // 8 or high < 0 or (window._bitmap & 1) != (high > 0):
             raise ValueError("a stored replay window is damaged")
-        if window._seen >> min(high, WINDOW):
+        if window._bitmap >> min(high, WINDOW):
             raise ValueError("a stored replay window is damaged")
         return window
 
@@ -148,22 +148,22 @@ class Windows:
     worst its own old groups are accepted again."""
 
     def __init__(self, capacity: int = 4096) -> None:
-        self._known: Recent[str, tuple[int, ReplayWindow]] = Recent(capacity)
+        self._windows: Recent[str, tuple[int, ReplayWindow]] = Recent(capacity)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._windows)
 
     def check(self, author: str, epoch: int, seq: int) -> Rejected | None:
         """Check a group. Return None if it is new, else a reason of `ReplayWindow.check`; a lower
         epoch is "too_old"."""
-        last_epoch, window = self._known.get(author, (epoch, ReplayWindow()))
+        last_epoch, window = self._windows.get(author, (epoch, ReplayWindow()))
         if epoch < last_epoch:
             return Rejected("too_old", f"epoch {epoch}, newest {last_epoch}")
         return (window if epoch == last_epoch else ReplayWindow()).check(seq)
 
     def begins(self, author: str, epoch: int) -> bool:
         """Check that `epoch` is greater than the stored epoch of a known author."""
-        entry = self._known.get(author)
+        entry = self._windows.get(author)
         return entry is not None and epoch > entry[0]
 
     def mark(self, author: str, epoch: int, seq: int) -> tuple[int, bytes]:
@@ -176,10 +176,10 @@ class Windows:
         rejection = self.check(author, epoch, seq)
         if rejection is not None:
             raise ValueError(f"cannot mark a refused group: {rejection.reason}")
-        last_epoch, window = self._known.get(author, (epoch, ReplayWindow()))
+        last_epoch, window = self._windows.get(author, (epoch, ReplayWindow()))
         window = window if epoch == last_epoch else ReplayWindow()
         window.mark(seq)
-        self._known[author] = epoch, window
+        self._windows[author] = epoch, window
         return window.to_row()
 
     def restore(self, author: str, epoch: int, high: int, bitmap: bytes) -> None:
@@ -189,10 +189,10 @@ class Windows:
             ValueError: it is damaged. Then no group of the author's epoch is taken any more.
         """
         try:
-            self._known[author] = epoch, ReplayWindow.from_row(high, bitmap)
+            self._windows[author] = epoch, ReplayWindow.from_row(high, bitmap)
         except (ValueError, TypeError) as error:
             if isinstance(epoch, int):
-                self._known[author] = epoch + 1, ReplayWindow()
+                self._windows[author] = epoch + 1, ReplayWindow()
             raise ValueError(f"a stored replay window is damaged: {error}") from error
 
 

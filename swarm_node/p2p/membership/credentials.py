@@ -53,8 +53,8 @@ class MemoryOffice:
 
 class Shelf(Generic[T]):
     """The newest statement of one kind, in memory and in a small file. `use` is called with every
-    newer one, `passed` with one from the file that was no newer. `fresh` is true until peers were
-    told of it."""
+    newer one, `passed` with one from the file that was no newer. `is_unsent` is true until peers
+    were told of it."""
 
     def __init__(
         self,
@@ -71,21 +71,21 @@ class Shelf(Generic[T]):
         self._verify = verify
         self._use = use
         self._wall = wall
-        self._least = min_number
-        self._passed = on_outdated
+        self._min_number = min_number
+        self._on_outdated = on_outdated
         self._file: bytes | None = None
-        self.held: Statement[T] | None = None
-        self.fresh = False
+        self.statement: Statement[T] | None = None
+        self.is_unsent = False
 
     @property
     def number(self) -> int:
         """Number of the newest statement that this node holds or knows of from its ticket."""
-        return self.held.body.number if self.held else self._least
+        return self.statement.body.number if self.statement else self._min_number
 
     @property
     def raw(self) -> bytes:
         """The packed statement, empty without one."""
-        return self.held.raw if self.held else b""
+        return self.statement.raw if self.statement else b""
 
     def offer(self, raw: bytes) -> Rejected | None:
         """Accept a statement if it is valid and outranks the one held."""
@@ -114,18 +114,18 @@ class Shelf(Generic[T]):
         if isinstance(statement, Rejected):
             _log.warning("a file of this home is damaged", file=self._name, reason=statement.reason)
         elif not self._take(statement):
-            self._passed(statement.body)
+            self._on_outdated(statement.body)
 
     def _take(self, statement: Statement[T]) -> bool:
         if not self._outranks(statement):
             return False
-        self.held, self.fresh = statement, True
+        self.statement, self.is_unsent = statement, True
         self._use(statement.body)
         return True
 
     def _outranks(self, statement: Statement[T]) -> bool:
-        return statement.body.number >= self._least and (
-            self.held is None or statement.rank > self.held.rank
+        return statement.body.number >= self._min_number and (
+            self.statement is None or statement.rank > self.statement.rank
         )
 
 
@@ -147,7 +147,7 @@ class Credentials:
         self._members = local.members
         self._office = office
         self._wall = local.clock.wall
-        self._listed: set[bytes] = set()
+        self._listed_keys: set[bytes] = set()
         self.lists = Shelf(
             "revoked",
             office,
@@ -177,9 +177,9 @@ class Credentials:
         self.delegate, now = self._office.delegate(), self._wall()
         if self.delegate is None:
             return
-        statement = self.lists.held
+        statement = self.lists.statement
         missing_keys = (
-            self._listed.difference(statement.body.keys)
+            self._listed_keys.difference(statement.body.keys)
             if statement and self._below_root(statement)
             else ()
         )
@@ -204,9 +204,9 @@ class Credentials:
 
     def _note_listed(self, body: Revocations) -> None:
         """Remember the keys that a list named, as many as one list can name."""
-        self._listed.update(body.keys)
-        if len(self._listed) > MAX_REVOKED:
-            self._listed = set(body.keys)
+        self._listed_keys.update(body.keys)
+        if len(self._listed_keys) > MAX_REVOKED:
+            self._listed_keys = set(body.keys)
 
     def _below_root(self, statement: Statement[Revocations]) -> bool:
         """Check that a delegate may still add to the list."""

@@ -97,8 +97,10 @@ class Heard:
 @dataclass(slots=True)
 class _Known:
     member: Member
-    shown: bool = False  # the peer itself showed its chain; otherwise another peer told of it
-    revoked: int = 0
+    is_presented: bool = (
+        False  # the peer itself showed its chain; otherwise another peer told of it
+    )
+    list_number: int = 0
     secret: int = 0
     delegate: bool = False
     relay: tuple[str, ...] = ()
@@ -136,19 +138,19 @@ class Members:
         self._swarm = swarm
         self._wall = wall
         self._keeper = keeper
-        self._blocked = blocks
+        self._block_list = blocks
         self._names = names
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._entries: OrderedDict[str, _Known] = OrderedDict()
         self._groups: Counter[bytes] = Counter()
         #: The keys on the list. For each, the time (Unix seconds) of the oldest list known here
         #: that names it.
-        self._revoked: frozenset[bytes] = frozenset()
-        self._listed: dict[bytes, int] = {}
-        self._expelled: set[bytes] = set()
+        self._revoked_keys: frozenset[bytes] = frozenset()
+        self._revocation_times: dict[bytes, int] = {}
+        self._new_revocations: set[bytes] = set()
         self._former: Recent[str, Member] = Recent(_MAX_FORMER)
         #: The list and the blocks at the last walk of `dismiss`, its time, and the earliest end of
         #: the memberships known since then.
-        self._walked: tuple[frozenset[bytes], frozenset[str], int] | None = None
+        self._walked_state: tuple[frozenset[bytes], frozenset[str], int] | None = None
         self._walked_at = self._ends = 0.0
         self._claims = load_claims(keeper)
         #: Chains of claims that stay, to be told to others.
@@ -173,7 +175,7 @@ class Members:
     def check(self, peer_id: str) -> Member | Rejected:
         """Return the member with this id, if it is one now. Otherwise the reason is
         "unknown_member" or one of `admit`."""
-        entry = self._known.get(peer_id)
+        entry = self._entries.get(peer_id)
         if entry is None:
             return Rejected("unknown_member", "it has shown no certificate")
         return self._refused(entry.member) or entry.member
@@ -185,7 +187,7 @@ class Members:
     def shown(self, peer_id: str) -> tuple[Member, str] | None:
         """The membership that a peer presented, with "member" or the reason why it is none. A
         former member has one too. None for any other peer."""
-        entry = self._known.get(peer_id)
+        entry = self._entries.get(peer_id)
         member = entry.member if entry else self._former.get(peer_id)
         if member is None:
             return None
@@ -226,7 +228,7 @@ class Members:
 
     def issuer(self, peer_id: str) -> str:
         """Key (hex) of the issuer that admitted a peer known to this node, "" for any other."""
-        entry = self._known.get(peer_id)
+        entry = self._entries.get(peer_id)
         return entry.member.admitted_by.hex() if entry else ""
 
     def read_presence(self, presence: bytes, author_id: str | None = None) -> Heard | Rejected:
@@ -249,8 +251,8 @@ class Members:
             return Rejected("not_yet_valid", f"issued {-age:.0f} s ahead", -age)
         if age > MAX_HEAD_SECONDS:
             return Rejected("outdated", f"issued {age:.0f} s ago", -age)
-        entry = self._known.get(member.peer_id)
-        if entry is not None and entry.shown and not self._refused(entry.member):
+        entry = self._entries.get(member.peer_id)
+        if entry is not None and entry.is_presented and not self._refused(entry.member):
             is_same_issuer = entry.member.admitted_by == member.admitted_by
             member = member if is_same_issuer else entry.member
         rejection = self._refused(member) or self._count(member)
@@ -258,7 +260,7 @@ class Members:
             return rejection
         self._remember(member)
         self.note(member.peer_id, head.revoked, head.secret, delegate=head.delegate)
-        self._known[member.peer_id].relay = head.addresses if head.relays else ()
+        self._entries[member.peer_id].relay = head.addresses if head.relays else ()
         return Heard(member, head)
 
     def proves_membership(self, presence: bytes, peer_id: str) -> bool:
@@ -279,10 +281,10 @@ class Members:
     ) -> None:
         """Record the numbers of the list and the secret that a member claims to hold, and whether
         it renews."""
-        entry = self._known.get(peer_id)
+        entry = self._entries.get(peer_id)
         if entry is None:
             return
-        entry.revoked, entry.secret = list_number, secret
+        entry.list_number, entry.secret = list_number, secret
         if delegate is not None:
             entry.delegate = delegate
 
@@ -290,49 +292,52 @@ class Members:
         """Members that claim to hold a list or a secret with a greater number."""
         return [
             peer_id
-            for peer_id, entry in self._known.items()
-            if (list_number is not None and entry.revoked > list_number)
+            for peer_id, entry in self._entries.items()
+            if (list_number is not None and entry.list_number > list_number)
             or (secret is not None and entry.secret > secret)
         ]
 
     def delegates(self) -> list[str]:
         """Members that claim to renew memberships."""
-        return [peer_id for peer_id, entry in self._known.items() if entry.delegate]
+        return [peer_id for peer_id, entry in self._entries.items() if entry.delegate]
 
     def relays(self) -> dict[str, tuple[str, ...]]:
         """Addresses of members that claim to forward requests, by peer id."""
-        pairs = ((peer, entry.relay) for peer, entry in self._known.items() if entry.relay)
+        pairs = ((peer, entry.relay) for peer, entry in self._entries.items() if entry.relay)
         return {peer: addresses for peer, addresses in pairs if self.is_member(peer)}
 
     def obey(self, body: Revocations) -> None:
         """Refuse exactly the keys that this list names from now on."""
         revoked_keys = frozenset(body.keys)
-        self._listed = {
-            key: min(body.issued, self._listed.get(key, body.issued)) for key in body.keys
+        self._revocation_times = {
+            key: min(body.issued, self._revocation_times.get(key, body.issued)) for key in body.keys
         }
-        self._expelled |= revoked_keys - self._revoked
-        self._revoked = revoked_keys
+        self._new_revocations |= revoked_keys - self._revoked_keys
+        self._revoked_keys = revoked_keys
 
     def dismiss(self) -> list[str]:
         """Forget former members. Return their peer ids, and those that the list named since the
         last call: this node may hold groups of a peer that it has not met since its start."""
         former_ids = self._ended()
         for peer_id in former_ids:
-            self._former[peer_id] = self._known[peer_id].member
+            self._former[peer_id] = self._entries[peer_id].member
             self._forget(peer_id)
-        revoked_ids = {peer_id_of(key) for key in self._expelled}
-        self._expelled = set()
+        revoked_ids = {peer_id_of(key) for key in self._new_revocations}
+        self._new_revocations = set()
         return sorted(revoked_ids.union(former_ids))
 
     def _ended(self) -> list[str]:
         """Find former members. All members are checked only if a list changed, if an earlier
         claim displaces one, if a membership has ended, or if the clock was set back."""
-        state, now = (self._revoked, self._blocked(), self._claims.displaced), self._wall()
-        walk = state != self._walked or not self._walked_at <= now <= self._ends
-        self._walked, self._walked_at = state, now
+        state, now = (
+            (self._revoked_keys, self._block_list(), self._claims.displaced_count),
+            self._wall(),
+        )
+        walk = state != self._walked_state or not self._walked_at <= now <= self._ends
+        self._walked_state, self._walked_at = state, now
         if not walk:
             return []
-        members = [entry.member for entry in self._known.values()]
+        members = [entry.member for entry in self._entries.values()]
         self._ends = min((m.until for m in members), default=math.inf) + CLOCK_SKEW_SECONDS
         return [member.peer_id for member in members if self._refused(member)]
 
@@ -342,7 +347,7 @@ class Members:
             return Rejected(
                 "revoked", "the swarm's owner has revoked it", revoked_at - self._wall()
             )
-        if not self._blocked().isdisjoint((member.peer_id, member.admitted_by.hex())):
+        if not self._block_list().isdisjoint((member.peer_id, member.admitted_by.hex())):
             return Rejected("blocked", "the owner of this node blocked it")
         rejection = check_times(member.issuer, member.body, self._wall())
         if rejection is not None:
@@ -356,7 +361,7 @@ class Members:
         """Unix seconds of the oldest list known here that names the member or an issuer of it, None
         without one."""
         keys = (member.body.subject, member.body.admitted_by, member.issuer.issuer_key)
-        times = [self._listed[key] for key in keys if key in self._listed]
+        times = [self._revocation_times[key] for key in keys if key in self._revocation_times]
         return min(times, default=None)
 
     def _count(self, member: Member, met_ms: int | None = None) -> Rejected | None:
@@ -408,22 +413,24 @@ class Members:
     def _remember(self, member: Member, *, is_presented: bool = False) -> Member:
         """Store the member. A certificate that the member presented itself wins over one that a
         peer passed on; otherwise the later expiry wins."""
-        entry = self._known.get(member.peer_id)
+        entry = self._entries.get(member.peer_id)
         self._ends = min(self._ends, member.until + CLOCK_SKEW_SECONDS)
         if entry is None:
-            if len(self._known) >= MAX_MEMBERS:
+            if len(self._entries) >= MAX_MEMBERS:
                 ((largest_issuer, _),) = self._groups.most_common(1)
                 peer_ids = (
-                    p for p, k in self._known.items() if k.member.admitted_by == largest_issuer
+                    p for p, k in self._entries.items() if k.member.admitted_by == largest_issuer
                 )
                 self._forget(next(peer_ids))
-            self._known[member.peer_id] = _Known(member, is_presented)
+            self._entries[member.peer_id] = _Known(member, is_presented)
             self._groups[member.admitted_by] += 1
             return member
         another = (
-            is_presented and not entry.shown and member.admitted_by != entry.member.admitted_by
+            is_presented
+            and not entry.is_presented
+            and member.admitted_by != entry.member.admitted_by
         )
-        entry.shown = entry.shown or is_presented
+        entry.is_presented = entry.is_presented or is_presented
         if another or member.until > entry.member.until:
             self._groups[entry.member.admitted_by] -= 1
             self._groups[member.admitted_by] += 1
@@ -431,7 +438,7 @@ class Members:
         return member
 
     def _forget(self, peer_id: str) -> None:
-        group = self._known.pop(peer_id).member.admitted_by
+        group = self._entries.pop(peer_id).member.admitted_by
         self._groups[group] -= 1
         if not self._groups[group]:
             del self._groups[group]

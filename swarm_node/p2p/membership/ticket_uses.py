@@ -28,7 +28,7 @@ class _Issuer:
     """The claims of one issuer: when each subject was first met, in ms."""
 
     uses: int
-    met: dict[bytes, int] = field(default_factory=dict)
+    met_times: dict[bytes, int] = field(default_factory=dict)
     stays: frozenset[bytes] = frozenset()
 
 
@@ -39,36 +39,36 @@ class TicketUses:
         self._issuers: dict[bytes, _Issuer] = {}
         self._count = 0
         #: Grows whenever a subject that stayed before has to go.
-        self.displaced = 0
+        self.displaced_count = 0
 
     def meet(self, issuer: bytes, uses: int, subject: bytes, met_ms: int) -> bool:
         """Note that a subject was met with a certificate of this issuer. The earliest time counts.
         Return True if anything changed."""
         of = self._issuers.setdefault(issuer, _Issuer(uses))
-        old_met_ms = of.met.get(subject)
+        old_met_ms = of.met_times.get(subject)
         if old_met_ms is not None and old_met_ms <= met_ms:
             return False
-        of.met[subject] = met_ms
+        of.met_times[subject] = met_ms
         stayed = of.stays
-        first = sorted(of.met, key=lambda key: (of.met[key], _tie(issuer, key)))
+        first = sorted(of.met_times, key=lambda key: (of.met_times[key], _tie(issuer, key)))
         for late_subject in first[of.uses + _MAX_TRIED :]:
-            del of.met[late_subject]
+            del of.met_times[late_subject]
         of.stays = frozenset(first[: of.uses])
-        self.displaced += len(stayed - of.stays)
+        self.displaced_count += len(stayed - of.stays)
         self._count += (old_met_ms is None) - len(first[of.uses + _MAX_TRIED :])
         while self._count > MAX_CLAIMS:
-            self._count -= len(self._issuers.pop(next(iter(self._issuers))).met)
-        return subject in of.met
+            self._count -= len(self._issuers.pop(next(iter(self._issuers))).met_times)
+        return subject in of.met_times
 
     def arrive(self, issuer: bytes, uses: int, subject: bytes, now_ms: int) -> bool:
         """Note a subject that this node itself meets now. It ranks after all known ones, even if
         the clock was set back."""
         of = self._issuers.get(issuer)
-        if of is None or not of.met:
+        if of is None or not of.met_times:
             return self.meet(issuer, uses, subject, now_ms)
-        if subject in of.met:
+        if subject in of.met_times:
             return False
-        return self.meet(issuer, uses, subject, max(now_ms, 1 + max(of.met.values())))
+        return self.meet(issuer, uses, subject, max(now_ms, 1 + max(of.met_times.values())))
 
     def stays(self, issuer: bytes, subject: bytes) -> bool:
         """Check that this subject is among the first. An issuer without claims limits nobody."""
@@ -78,7 +78,7 @@ class TicketUses:
     def known(self, issuer: bytes, subject: bytes) -> bool:
         """Check that this subject has a claim."""
         of = self._issuers.get(issuer)
-        return of is not None and subject in of.met
+        return of is not None and subject in of.met_times
 
     def since(self, met_ms: int) -> list[tuple[bytes, bytes, int]]:
         """(issuer, subject, first met) of those met at this time or later. Those that came too late
@@ -88,20 +88,24 @@ class TicketUses:
     def holders(self, issuer: bytes) -> list[bytes]:
         """The subjects that stay, the first one first."""
         of = self._issuers.get(issuer)
-        return [] if of is None else sorted(of.stays, key=of.met.__getitem__)
+        return [] if of is None else sorted(of.stays, key=of.met_times.__getitem__)
 
     def tried(self, issuer: bytes) -> list[bytes]:
         """The subjects that came too late, the first one first."""
         of = self._issuers.get(issuer)
-        return [] if of is None else sorted(of.met.keys() - of.stays, key=of.met.__getitem__)
+        return (
+            []
+            if of is None
+            else sorted(of.met_times.keys() - of.stays, key=of.met_times.__getitem__)
+        )
 
     def rows(self) -> list[tuple[bytes, int, list[tuple[bytes, int]]]]:
         """(issuer, uses, its subjects with the times of their first meeting), to be stored."""
-        return [(key, of.uses, list(of.met.items())) for key, of in self._issuers.items()]
+        return [(key, of.uses, list(of.met_times.items())) for key, of in self._issuers.items()]
 
     def _rows(self) -> Iterator[tuple[bytes, bytes, int]]:
         for issuer, of in self._issuers.items():
-            for subject, met_ms in of.met.items():
+            for subject, met_ms in of.met_times.items():
                 yield issuer, subject, met_ms
 
 

@@ -56,10 +56,10 @@ class Known:
     issuer: str
     teller: str
     heartbeat: bytes = b""
-    tried: bool = False
+    is_tried: bool = False
     retry: Retry = field(default_factory=lambda: Retry(UNMET))
-    answered: float = _NEVER
-    counted: float = _NEVER
+    answered_at: float = _NEVER
+    counted_at: float = _NEVER
     bucket: int = 0
     issued_ms: int = 0
 
@@ -97,18 +97,18 @@ class AddressBook:
     def __init__(self, own_id: str, key: bytes) -> None:
         self._own_id = own_id
         self._key = hashlib.blake2b(key, digest_size=32, person=b"swarm-node/book").digest()
-        self._known: dict[str, Known] = {}
+        self._entries: dict[str, Known] = {}
         self._new = _Table()
-        self._tried = _Table()
+        self._tried_table = _Table()
         self._first: deque[str] = deque()
-        self._ignored: Recent[str, tuple[float, tuple[str, ...]]] = Recent(_MAX_IGNORED)
-        self._muted: Recent[tuple[str, str], Retry] = Recent(_MAX_TELLERS)
+        self._ignored_peers: Recent[str, tuple[float, tuple[str, ...]]] = Recent(_MAX_IGNORED)
+        self._teller_retries: Recent[tuple[str, str], Retry] = Recent(_MAX_TELLERS)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._entries)
 
     def get(self, peer_id: str) -> Known | None:
-        return self._known.get(peer_id)
+        return self._entries.get(peer_id)
 
     def tell(
         self,
@@ -127,7 +127,7 @@ class AddressBook:
         one."""
         if peer_id == self._own_id or not addresses:
             return
-        entry = self._known.get(peer_id)
+        entry = self._entries.get(peer_id)
         if entry is not None:
             if issued_ms > entry.issued_ms:
                 if entry.addresses != tuple(addresses):
@@ -135,7 +135,7 @@ class AddressBook:
                 entry.addresses, entry.heartbeat = tuple(addresses), heartbeat
                 entry.issued_ms = issued_ms
             return
-        ignored_until, old_addresses = self._ignored.get(peer_id, (_NEVER, ()))
+        ignored_until, old_addresses = self._ignored_peers.get(peer_id, (_NEVER, ()))
         if ignored_until > now and old_addresses == tuple(addresses):
             return
         entry = Known(peer_id, tuple(addresses), issuer, teller, heartbeat, issued_ms=issued_ms)
@@ -150,25 +150,25 @@ class AddressBook:
             if oldest_entry is None:
                 return
             self._remove(oldest_entry)
-        self._new.bucket(entry.bucket)[peer_id] = self._known[peer_id] = entry
+        self._new.bucket(entry.bucket)[peer_id] = self._entries[peer_id] = entry
 
     def configure(self, peers: Iterable[tuple[str, Sequence[str]]], now: float) -> None:
         """Add configured (peer id, addresses). They are tried before all others and never
         ignored."""
         for peer_id, addresses in peers:
-            self._ignored.pop(peer_id, None)
+            self._ignored_peers.pop(peer_id, None)
             self.tell(peer_id, addresses, now, issuer="", teller=CONFIGURED, telling_issuer="")
-            if peer_id in self._known and peer_id not in self._first:
+            if peer_id in self._entries and peer_id not in self._first:
                 self._first.append(peer_id)
 
     def restore(self, entry: Known, *, anchor: bool) -> None:
         """Put a peer that answered in an earlier run into the tried table. Anchors are tried first,
         as with Bitcoin Core's anchors.dat, so that an attacker gains nothing by making a node
         restart."""
-        if entry.peer_id == self._own_id or entry.peer_id in self._known:
+        if entry.peer_id == self._own_id or entry.peer_id in self._entries:
             return
         self._enter_tried(entry)
-        if entry.tried and anchor:
+        if entry.is_tried and anchor:
             self._first.append(entry.peer_id)
 
     def pick(
@@ -179,10 +179,10 @@ class AddressBook:
         the result to `answered` or `failed`."""
         entry = None
         while self._first and entry is None:
-            first = self._known.get(self._first.popleft())
+            first = self._entries.get(self._first.popleft())
             if first is not None and not is_excluded(first.peer_id):
                 entry = first
-        for table in rng.sample((self._tried, self._new), 2):
+        for table in rng.sample((self._tried_table, self._new), 2):
             entry = entry or self._draw(table, rng, now, is_excluded)
         if entry is not None:
             entry.retry.begin(now)
@@ -191,20 +191,20 @@ class AddressBook:
     def answered(self, peer_id: str, now: float, issuer: str) -> None:
         """Record an answer of the peer at an address of its own. It enters the tried table if its
         bucket has room or holds a peer that fails."""
-        entry = self._known.get(peer_id)
+        entry = self._entries.get(peer_id)
         if entry is None:
             return
-        self._muted.pop((entry.teller, entry.issuer), None)
+        self._teller_retries.pop((entry.teller, entry.issuer), None)
         entry.retry.answered(now)
-        entry.answered = now
-        if not entry.tried:
+        entry.answered_at = now
+        if not entry.is_tried:
             self._new.remove(entry)
-            del self._known[peer_id]
+            del self._entries[peer_id]
             bucket = entry.bucket
             entry.issuer = issuer
             if not self._enter_tried(entry):
                 entry.bucket = bucket
-                self._new.bucket(bucket)[peer_id] = self._known[peer_id] = entry
+                self._new.bucket(bucket)[peer_id] = self._entries[peer_id] = entry
 
     def failed(
         self, peer_id: str, now: float, last_heard: float, last_seen: float = _NEVER
@@ -212,53 +212,57 @@ class AddressBook:
         """Record that the peer, last seen at `last_seen`, did not answer. The failure counts only
         if another peer was heard (`last_heard`) since this peer's last counted failure. Otherwise
         the fault may be this node's own."""
-        entry = self._known.get(peer_id)
+        entry = self._entries.get(peer_id)
         if entry is None:
             return
-        if entry.tried:
-            entry.answered = max(entry.answered, last_seen)
-        entry.retry.failed(now, counts=last_heard > entry.counted)
-        if last_heard > entry.counted:
-            entry.counted = now
+        if entry.is_tried:
+            entry.answered_at = max(entry.answered_at, last_seen)
+        entry.retry.failed(now, counts=last_heard > entry.counted_at)
+        if last_heard > entry.counted_at:
+            entry.counted_at = now
         if entry.teller == CONFIGURED:
             return
-        if not entry.tried:
+        if not entry.is_tried:
             key = entry.teller, entry.issuer
-            self._muted[key] = teller_retry = self._muted.get(key) or Retry(TELLER)
+            self._teller_retries[key] = teller_retry = self._teller_retries.get(key) or Retry(
+                TELLER
+            )
             teller_retry.failed(now)
-        if entry.retry.failures >= (MAX_FAILURES if entry.tried else 1):
+        if entry.retry.failures >= (MAX_FAILURES if entry.is_tried else 1):
             self._remove(entry)
-            self._ignored[peer_id] = now + UNMET.longest, entry.addresses
+            self._ignored_peers[peer_id] = now + UNMET.ceiling, entry.addresses
 
     def silent(self) -> dict[str, Retry]:
         """The states of the peers that answered once and failed the last time, by peer id."""
-        return {k.peer_id: k.retry for k in self._known.values() if k.tried and k.retry.failures}
+        return {
+            k.peer_id: k.retry for k in self._entries.values() if k.is_tried and k.retry.failures
+        }
 
     def welcome(self, peer_id: str, addresses: Sequence[str], now: float, issuer: str) -> None:
         """Record a peer that connected by itself and named these addresses. It is no longer
         ignored."""
-        self._ignored.pop(peer_id, None)
-        if peer_id not in self._known:
+        self._ignored_peers.pop(peer_id, None)
+        if peer_id not in self._entries:
             self.tell(peer_id, addresses, now, issuer=issuer, teller=peer_id, telling_issuer=issuer)
 
     def tried(self) -> list[Known]:
         """The tried peers, in a stable order."""
-        entries = (entry for entry in self._known.values() if entry.tried)
+        entries = (entry for entry in self._entries.values() if entry.is_tried)
         return sorted(entries, key=attrgetter("peer_id"))
 
     def new(self) -> list[Known]:
         """The new peers, in a stable order."""
-        return [entry for _, entry in sorted(self._known.items()) if not entry.tried]
+        return [entry for _, entry in sorted(self._entries.items()) if not entry.is_tried]
 
     def addresses(self, peer_id: str) -> tuple[str, ...] | None:
         """Return the addresses of a peer of the book, or of one that is ignored."""
-        entry, ignored_entry = self._known.get(peer_id), self._ignored.get(peer_id)
+        entry, ignored_entry = self._entries.get(peer_id), self._ignored_peers.get(peer_id)
         return entry.addresses if entry else ignored_entry[1] if ignored_entry else None
 
     def forgive(self, peer_id: str, now: float, issuer: str) -> None:
         """Take back a peer that is ignored because it failed."""
-        if peer_id in self._ignored and peer_id not in self._known:
-            self.welcome(peer_id, self._ignored[peer_id][1], now, issuer)
+        if peer_id in self._ignored_peers and peer_id not in self._entries:
+            self.welcome(peer_id, self._ignored_peers[peer_id][1], now, issuer)
 
     def unmet(
         self, now: float, limit: int, is_met: Callable[[str], bool]
@@ -267,15 +271,15 @@ class AddressBook:
         them. Configured ones come first, then those that failed."""
         book_peers = [
             _unmet(k)
-            for k in sorted(self._known.values(), key=_first_shown)
+            for k in sorted(self._entries.values(), key=_first_shown)
             if not is_met(k.peer_id)
         ]
         ignored_peers = [
             Unmet(peer_id, addresses, 1, ignored_until)
-            for peer_id, (ignored_until, addresses) in reversed(self._ignored.items())
-            if ignored_until > now and peer_id not in self._known and not is_met(peer_id)
+            for peer_id, (ignored_until, addresses) in reversed(self._ignored_peers.items())
+            if ignored_until > now and peer_id not in self._entries and not is_met(peer_id)
         ]
-        first_count = sum(self._known[peer.peer_id].teller == CONFIGURED for peer in book_peers)
+        first_count = sum(self._entries[peer.peer_id].teller == CONFIGURED for peer in book_peers)
         peers = [*book_peers[:first_count], *ignored_peers, *book_peers[first_count:]]
         return peers[:limit], len(peers)
 
@@ -294,29 +298,29 @@ class AddressBook:
         return rng.choice(rng.choice(buckets)) if buckets else None
 
     def _due(self, entry: Known, now: float) -> bool:
-        if entry.tried:
+        if entry.is_tried:
             return not entry.retry.failures and entry.retry.due(now)
-        teller_retry = self._muted.get((entry.teller, entry.issuer))
+        teller_retry = self._teller_retries.get((entry.teller, entry.issuer))
         return entry.retry.due(now) and (teller_retry is None or teller_retry.due(now))
 
     def _enter_tried(self, entry: Known) -> bool:
         slot = self._hash("slot", entry.peer_id) % BUCKETS_PER_ISSUER
         index = self._hash("tried", entry.issuer, str(slot)) % TRIED_BUCKETS
-        bucket = self._tried.bucket(index)
+        bucket = self._tried_table.bucket(index)
         if len(bucket) >= SLOTS:
             failing_entries = [
                 candidate for candidate in bucket.values() if candidate.retry.failures
             ]
             if not failing_entries:
                 return False
-            self._remove(min(failing_entries, key=lambda candidate: candidate.answered))
-        entry.tried, entry.bucket, entry.retry.backoff = True, index, PEER
-        self._tried.bucket(index)[entry.peer_id] = self._known[entry.peer_id] = entry
+            self._remove(min(failing_entries, key=lambda candidate: candidate.answered_at))
+        entry.is_tried, entry.bucket, entry.retry.backoff = True, index, PEER
+        self._tried_table.bucket(index)[entry.peer_id] = self._entries[entry.peer_id] = entry
         return True
 
     def _remove(self, entry: Known) -> None:
-        (self._tried if entry.tried else self._new).remove(entry)
-        del self._known[entry.peer_id]
+        (self._tried_table if entry.is_tried else self._new).remove(entry)
+        del self._entries[entry.peer_id]
 
     def _hash(self, *parts: str) -> int:
         text = "\0".join(parts).encode()

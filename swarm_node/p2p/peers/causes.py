@@ -51,15 +51,15 @@ class Cause(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CauseKind:
-    """A row of the table. `here` is the sentence for the refused node. `there` is the one for the
-    node that refuses it, "" if there is none. `advice` is the remedy. `host_advice` is the remedy
-    at the refusing node, if it differs. The fields are those of `_words`."""
+    """A row of the table. `text` is the sentence for the refused node. `host_text` is the one for
+    the node that refuses it, "" if there is none. `advice` is the remedy. `host_advice` is the
+    remedy at the refusing node, if it differs. The fields are those of `_words`."""
 
     code: str
     subject: Subject
     level: Level
-    here: str
-    there: str
+    text: str
+    host_text: str
     advice: str
     host_advice: str = ""
 
@@ -233,12 +233,12 @@ def severity(cause: Cause) -> tuple[int, float]:
 
 def text_here(cause: Cause) -> str:
     """Return the sentence for the refused node."""
-    return CAUSES[cause.code].here.format_map(_words(cause))
+    return CAUSES[cause.code].text.format_map(_words(cause))
 
 
 def text_there(cause: Cause) -> str:
     """Return the sentence for the node that refuses, "" for a cause without one."""
-    return CAUSES[cause.code].there.format_map(_words(cause))
+    return CAUSES[cause.code].host_text.format_map(_words(cause))
 
 
 def advice(cause: Cause) -> str:
@@ -286,59 +286,59 @@ class FailureLog:
 
     def __init__(self) -> None:
         #: Addresses in settings and ticket, and what the last look at this machine's link found.
-        self.configured = 0
+        self.configured_count = 0
         self.link_down = False
         #: Refused callers by cause.
         self.refusals: Counter[str] = Counter()
-        self._failed: Recent[tuple[str, str], _Counted] = Recent(MAX_FAILED)
-        self._refused: Recent[str, _Counted] = Recent(MAX_REFUSED)
+        self._failures: Recent[tuple[str, str], _Counted] = Recent(MAX_FAILED)
+        self._refused_callers: Recent[str, _Counted] = Recent(MAX_REFUSED)
 
     def failed(self, cause: Cause, now: float) -> None:
         """Record that a try failed, or that the peer refused this node, for this cause. Tries of
         the same peer and address are counted while the cause stays the same."""
-        _count(self._failed, (cause.peer, cause.where), cause, now)
+        _count(self._failures, (cause.peer, cause.where), cause, now)
 
     def admitted_here(self, peer_id: str) -> None:
         """Forget all refusals by this peer, which admits this node now."""
-        for key in [key for key in self._failed if key[0] == peer_id]:
-            del self._failed[key]
+        for key in [key for key in self._failures if key[0] == peer_id]:
+            del self._failures[key]
 
     def answered(self, peer_id: str) -> None:
         """Forget the refusals of a peer that answers a request. Its clock may still differ: the
         times that it signs tell that."""
-        for key in [key for key in self._failed if key[0] == peer_id]:
-            if self._failed[key].cause.code != "clock":
-                del self._failed[key]
+        for key in [key for key in self._failures if key[0] == peer_id]:
+            if self._failures[key].cause.code != "clock":
+                del self._failures[key]
 
     def in_time(self, peer_id: str) -> None:
         """Forget that the clock of this peer differs: it signed a time of now."""
-        for key in [key for key in self._failed if key[0] == peer_id]:
-            if self._failed[key].cause.code == "clock":
-                del self._failed[key]
+        for key in [key for key in self._failures if key[0] == peer_id]:
+            if self._failures[key].cause.code == "clock":
+                del self._failures[key]
 
     def connected(self, peer_id: str, address: str) -> None:
         """Forget the failures of this address."""
-        self._failed.pop((peer_id, address), None)
+        self._failures.pop((peer_id, address), None)
 
     def refuse(self, cause: Cause, now: float) -> None:
         """Record that this node refused the caller `cause.peer`."""
         self.refusals[cause.code] += 1
-        _count(self._refused, cause.peer, cause, now)
+        _count(self._refused_callers, cause.peer, cause, now)
 
     def admitted(self, peer_id: str) -> None:
         """Forget that this caller was refused."""
-        self._refused.pop(peer_id, None)
+        self._refused_callers.pop(peer_id, None)
 
     def causes(self, now: float) -> list[Cause]:
         """Return the causes that isolate this node now, the most serious first."""
-        current_causes = _fresh(self._failed.values(), now)
+        current_causes = _fresh(self._failures.values(), now)
         if self.link_down:
             current_causes.append(Cause("link_down"))
         return sorted(current_causes, key=severity)
 
     def refused(self, now: float) -> list[Cause]:
         """Return whom this node refused lately, the most serious first."""
-        return sorted(_fresh(self._refused.values(), now), key=severity)
+        return sorted(_fresh(self._refused_callers.values(), now), key=severity)
 
 
 def _count(entries: Recent[_K, _Counted], key: _K, cause: Cause, now: float) -> None:

@@ -33,12 +33,12 @@ class Backoff(NamedTuple):
 
     first: float
     factor: float
-    longest: float
+    ceiling: float
 
     def after(self, failures: int) -> float:
         """Seconds to pause after a failure that followed `failures` others."""
         # A configured peer may fail for years, and a float has an end.
-        return min(self.longest, self.first * self.factor ** min(failures, 64))
+        return min(self.ceiling, self.first * self.factor ** min(failures, 64))
 
 
 #: A peer that answered once. Each pause is an eighth of the silence before it. So a peer that was
@@ -99,7 +99,7 @@ class Retry:
     due_at: float = -math.inf
     soon_at: float = math.inf
     tried_at: float = -math.inf
-    trying: bool = False
+    is_trying: bool = False
 
     @property
     def silent(self) -> bool:
@@ -108,23 +108,23 @@ class Retry:
 
     def due(self, now: float, *, is_alone: bool = False) -> bool:
         """Check that it may be tried. `is_alone` is true if nothing else of its kind answers."""
-        if self.trying and now < self.tried_at + TRY_SECONDS:
+        if self.is_trying and now < self.tried_at + TRY_SECONDS:
             return False
         retry_at = self.tried_at + SOON_SECONDS if is_alone else math.inf
         return min(self.due_at, self.soon_at, retry_at) <= now
 
     def begin(self, now: float) -> None:
         """Begin a try. The caller reports the result."""
-        self.tried_at, self.trying = now, True
+        self.tried_at, self.is_trying = now, True
 
     def failed(self, now: float, *, counts: bool = True) -> None:
         """Record a failure. Those before the pause is over change nothing, so neither requests that
         were under way together nor early tries lengthen it."""
-        if not self.trying:
+        if not self.is_trying:
             self.tried_at = now
         early = now < self.due_at
         self.ask_at = self.soon_at = math.inf
-        self.trying = False
+        self.is_trying = False
         self.lost_at = min(self.lost_at, now)
         if early:
             return
@@ -132,13 +132,13 @@ class Retry:
             # A try takes seconds and may wait for others, so the count alone tells too little.
             silence = (self.backoff.factor - 1.0) * (now - self.lost_at)
             pause = max(self.backoff.after(self.failures), silence)
-            self.pause = min(self.backoff.longest, pause)
+            self.pause = min(self.backoff.ceiling, pause)
             self.failures += 1
         self.due_at = now + max(self.pause, self.backoff.first)
 
     def answered(self, now: float) -> None:
         """Record an answer. It forgives all failures."""
-        self.failures, self.pause, self.lost_at, self.trying = 0, 0.0, math.inf, False
+        self.failures, self.pause, self.lost_at, self.is_trying = 0, 0.0, math.inf, False
         self.ask_at, self.due_at, self.soon_at = now, -math.inf, math.inf
 
     def greeted(self, now: float) -> None:
@@ -155,11 +155,11 @@ class Retry:
 
     def renew(self, now: float) -> None:
         """Try it now: what failed before is no longer there."""
-        self.due_at, self.trying = min(self.due_at, now), False
+        self.due_at, self.is_trying = min(self.due_at, now), False
 
     def rest(self, now: float) -> None:
         """Try it after the longest pause: nothing suggests that sooner would help."""
-        self.due_at, self.soon_at, self.trying = now + self.backoff.longest, math.inf, False
+        self.due_at, self.soon_at, self.is_trying = now + self.backoff.ceiling, math.inf, False
 
 
 def choose(

@@ -68,11 +68,11 @@ class Peer:
     head: int = 0
     heartbeat: bytes = b""
     issued_ms: int = 0
-    greeted: bool = False
+    is_greeted: bool = False
     cursor: tuple[int, int] = (0, 0)
-    offered: int = 0
-    received: int = 0
-    took: int = 0
+    offered_groups: int = 0
+    accepted_groups: int = 0
+    sent_groups: int = 0
     environment: tuple[str, str] | None = None
     policy: tuple[bytes, bytes] | None = None
     rejected: Counter[str] = field(default_factory=Counter)
@@ -97,7 +97,7 @@ class Peer:
         """Ask the peer nothing until it answers a retry."""
         self.retry.failed(now)
         if self.retry.failures > 1:  # after a single lost message no new greeting is needed
-            self.greeted = False
+            self.is_greeted = False
 
     def heard(self, now: float) -> None:
         """Record a request from the peer: it is online."""
@@ -116,7 +116,7 @@ class Directory:
         self._own_id = own_id
         self._limit = limit
         self._peers: dict[str, Peer] = {}
-        self._dropped: Recent[str, Standing] = Recent(_REMEMBERED)
+        self._standings: Recent[str, Standing] = Recent(_REMEMBERED)
         self._hints: Mapping[str, float] = {}
         #: Failed tries and refused callers, also of peers that are not here.
         self.failures = FailureLog()
@@ -144,7 +144,7 @@ class Directory:
                     ),
                 )
                 del self._peers[stalest.peer_id]
-            standing = self._dropped.get(peer_id) or Standing()
+            standing = self._standings.get(peer_id) or Standing()
             standing.hint = self._hints.get(peer_id, 1.0)
             peer = self._peers[peer_id] = Peer(peer_id, now, standing=standing)
         return peer
@@ -175,21 +175,21 @@ class Directory:
 
     def recall(self, peer_id: str, standing: Standing) -> None:
         """Restore the standing of a peer that was dropped, even if the peer itself is forgotten."""
-        self._dropped[peer_id] = standing
+        self._standings[peer_id] = standing
 
     def dropped(self) -> dict[str, Standing]:
         """The standings of all peers that were dropped once, the latest last."""
-        return dict(self._dropped)
+        return dict(self._standings)
 
     def cut(self, peer_id: str, now: float) -> float:
         """Seconds for which a peer still gets no answer, 0 if it broke no rule lately."""
-        standing = self._dropped.get(peer_id)
+        standing = self._standings.get(peer_id)
         return max(0.0, standing.cut_until - now) if standing is not None else 0.0
 
     def took(self, peer_id: str) -> None:
         """Record that `peer_id` pulled a group from this node."""
         if peer_id in self._peers:
-            self._peers[peer_id].took += 1
+            self._peers[peer_id].sent_groups += 1
 
     def live(self, now: float, patience: float) -> list[Peer]:
         """Peers seen within `patience` seconds, in a stable order."""

@@ -37,11 +37,11 @@ _Z = 1.6448536269514722  # the normal distribution's 95% quantile
 @dataclass(slots=True)
 class Standing:
     """This node's findings about one peer. Times are seconds of the node's monotonic clock.
-    `useful` and `useless` are decayed counts of groups. The peer is asked for nothing until
-    `left_until`, is dropped until `off_until`, and gets no answer until `cut_until`."""
+    `useful_count` and `useless_count` are decayed counts of groups. The peer is asked for nothing
+    until `left_until`, is dropped until `off_until`, and gets no answer until `cut_until`."""
 
-    useful: float = 0.0
-    useless: float = 0.0
+    useful_count: float = 0.0
+    useless_count: float = 0.0
     strikes: int = 0
     offences: int = 0
     left_until: float = 0.0
@@ -78,18 +78,18 @@ class Standing:
     @property
     def newcomer(self) -> bool:
         """True while fewer than _NEWCOMER_GROUPS groups of the peer were counted."""
-        return self.useful + self.useless < _NEWCOMER_GROUPS
+        return self.useful_count + self.useless_count < _NEWCOMER_GROUPS
 
     @property
     def score(self) -> float:
         """The lower 5% quantile of its useful share, in (0, 1)."""
-        return lower_quantile(_PRIOR[0] + self.useful, _PRIOR[1] + self.useless)
+        return lower_quantile(_PRIOR[0] + self.useful_count, _PRIOR[1] + self.useless_count)
 
     def _drop(self, now: float) -> None:
         self.strikes = 0
         if now < self.off_until:
             return  # what was under way when it was dropped prolongs nothing
-        if now > self.off_until + OFFENCE.longest:
+        if now > self.off_until + OFFENCE.ceiling:
             self.offences = 0
         self.off_until = now + OFFENCE.after(self.offences)
         self.left_until = max(self.left_until, self.off_until)
@@ -97,8 +97,8 @@ class Standing:
 
     def _count(self, useful_count: float = 0.0, useless_count: float = 0.0) -> None:
         decay = 0.5 ** (1.0 / _HALF_LIFE)
-        self.useful = self.useful * decay + useful_count
-        self.useless = self.useless * decay + useless_count
+        self.useful_count = self.useful_count * decay + useful_count
+        self.useless_count = self.useless_count * decay + useless_count
 
 
 def lower_quantile(a: float, b: float) -> float:

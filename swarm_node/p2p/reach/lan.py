@@ -58,17 +58,17 @@ class Lan(asyncio.DatagramProtocol):
     def __init__(
         self, identity: Identity, swarm_id: bytes, secret: bytes, clock: Clock, port: int = PORT
     ) -> None:
-        self._own = identity.public_key
+        self._public_key = identity.public_key
         self._swarm_id = swarm_id
         self._port = port
         self._clock = clock
         self._secret = secret
         self._ciphers = [self._cipher(secret)]
         self._bucket = TokenBucket(_PER_SECOND, _AT_ONCE)
-        self._heard: Recent[str, tuple[bytes, float, int]] = Recent(_MAX_HEARD)
+        self._presences: Recent[str, tuple[bytes, float, int]] = Recent(_MAX_HEARD)
         self._hosts: set[str] = set()
-        self._issued: Callable[[bytes, str], int] = lambda presence, peer: 0
-        self._said = b""
+        self._issue_time: Callable[[bytes, str], int] = lambda presence, peer: 0
+        self._own_presence = b""
         self._answers = TokenBucket(*_ANSWERS)
         self._socket: socket.socket | None = None
         self._receiver: asyncio.DatagramTransport | None = None
@@ -76,7 +76,7 @@ class Lan(asyncio.DatagramProtocol):
     def screen(self, issue_time: Callable[[bytes, str], int]) -> None:
         """Set the filter. `issue_time` returns the time of issue (Unix ms) of a peer's presence, -1
         for one that is not kept."""
-        self._issued = issue_time
+        self._issue_time = issue_time
 
     def use(self, secret: bytes) -> None:
         """Send under this secret from now on. The previous secret is still accepted on receipt, so
@@ -91,7 +91,7 @@ class Lan(asyncio.DatagramProtocol):
         out."""
         if not hosts:
             return
-        self._said = presence
+        self._own_presence = presence
         try:
             if self._socket is None:
                 await self._open()
@@ -106,7 +106,7 @@ class Lan(asyncio.DatagramProtocol):
     def _send(self) -> None:
         """Send the newest presence on all networks."""
         assert self._socket is not None
-        datagram = self.datagram(self._said, os.urandom(_NONCE))
+        datagram = self.datagram(self._own_presence, os.urandom(_NONCE))
         for host in list(self._hosts):
             try:
                 self._socket.setsockopt(
@@ -119,13 +119,15 @@ class Lan(asyncio.DatagramProtocol):
 
     def datagram(self, presence: bytes, nonce: bytes) -> bytes:
         """Encrypt `presence` as a datagram under a fresh nonce (12 bytes)."""
-        body = self._own + len(presence).to_bytes(_LENGTH, "big") + presence
+        body = self._public_key + len(presence).to_bytes(_LENGTH, "big") + presence
         return nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
 
     def heard(self, seconds: float) -> dict[str, bytes]:
         """peer id -> presence that was announced in the last `seconds`."""
         start = self._clock.now() - seconds
-        return {peer: presence for peer, (presence, at, _) in self._heard.items() if at >= start}
+        return {
+            peer: presence for peer, (presence, at, _) in self._presences.items() if at >= start
+        }
 
     def close(self) -> None:
         """Leave the networks. `announce` opens them again."""
@@ -149,12 +151,12 @@ class Lan(asyncio.DatagramProtocol):
     def _hear(self, body: bytes) -> None:
         key, length = body[:_KEY], int.from_bytes(body[_KEY : _KEY + _LENGTH], "big")
         presence, peer = body[_KEY + _LENGTH :][:length], peer_id_of(key)
-        entry, now = self._heard.get(peer), self._clock.now()
-        issued_ms = -1 if key == self._own else self._issued(presence, peer)
+        entry, now = self._presences.get(peer), self._clock.now()
+        issued_ms = -1 if key == self._public_key else self._issue_time(presence, peer)
         if issued_ms < (0 if entry is None else entry[2]):
             return
-        self._heard[peer] = presence, now, issued_ms
-        if entry is None and self._said and self._answers.take(now):
+        self._presences[peer] = presence, now, issued_ms
+        if entry is None and self._own_presence and self._answers.take(now):
             self._send()
 
     def error_received(self, exc: Exception) -> None:

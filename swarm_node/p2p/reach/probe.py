@@ -49,7 +49,7 @@ _STRANGERS, _STRANGERS_SECONDS, _ASK_SECONDS = 3, 6.0, 15.0
 #: in search of one on the Internet.
 _ASKED, _DRAWN, _LOOKED_AT = 3, 32, 4
 #: Age at which findings are forgotten, when nobody could be asked since.
-_FORGET_SECONDS = 3 * PROBE_ROUND.longest
+_FORGET_SECONDS = 3 * PROBE_ROUND.ceiling
 #: Seconds between two checks whether a round is due, and before the first round.
 _TICK, _FIRST_TICK = 5.0, 1.0
 _log = structlog.get_logger(__name__)
@@ -255,28 +255,28 @@ class Prober:
         self._clock = local.clock
         self._rng = rng
         self._addresses: list[str] = []
-        self._begun = self._next = self._answered = -math.inf
-        self._uncertain = 0
+        self._last_round_at = self._next_round_at = self._answered_at = -math.inf
+        self._uncertain_rounds = 0
 
     async def step(self) -> None:
         """Ask at the start, after a change, and from time to time. The caller repeats it."""
         now = self._clock.now()
-        if now > self._answered + _FORGET_SECONDS:
+        if now > self._answered_at + _FORGET_SECONDS:
             self._reach.probes = ()
-        if now >= self._begun + PROBE_ROUND.first and await self._due():
+        if now >= self._last_round_at + PROBE_ROUND.first and await self._due():
             await self._round()
         await asyncio.sleep(_TICK if self._reach.probes else _FIRST_TICK)
 
     async def refresh(self) -> None:
         """Ask now, unless a round has just ended."""
-        if self._clock.now() >= self._begun + PROBE_ROUND.first:
+        if self._clock.now() >= self._last_round_at + PROBE_ROUND.first:
             await self._round()
 
     async def _due(self) -> bool:
         """Check that a round is due: by time, because the own addresses changed, because the links
         of the asked members are gone, or because a member on the Internet is now connected."""
         probes = self._reach.probes
-        if not probes or self._clock.now() >= self._next or self._addresses != self._own():
+        if not probes or self._clock.now() >= self._next_round_at or self._addresses != self._own():
             return True
         if not [probe for probe in probes if await self._transport.seen(probe.peer_id)]:
             return True
@@ -299,10 +299,10 @@ class Prober:
     async def _round(self) -> None:
         links, reach = await self._links(_DRAWN), self._reach
         peers = [self._directory.get(peer_id) for peer_id in self._chosen(links)]
-        reach.asked = len(peers)
+        reach.asked_count = len(peers)
         if not peers:
             return
-        self._begun = self._clock.now()
+        self._last_round_at = self._clock.now()
         reach.ports = tuple(ports_of(self._own()))
         replies = await asyncio.gather(
             *(self._ask(peer, links[peer.peer_id]) for peer in peers if peer is not None)
@@ -310,15 +310,15 @@ class Prober:
         probes = tuple(probe for probe in replies if probe is not None)
         votes = [probe.opened for probe in probes if probe.opened is not None]
         if votes:
-            self._answered = self._clock.now()
+            self._answered_at = self._clock.now()
             old_verdict, reach.probes = reach.verdict(), probes
             now = reach.verdict()
             if (old_verdict.kind, old_verdict.nat) != (now.kind, now.nat):
                 _log.info("reach", verdict=now.text, remedy=now.remedy, nat=now.nat)
         certain = len(votes) > 1 and reach.dialable() is not None and 2 * sum(votes) != len(votes)
-        pause = PROBE_ROUND.longest if certain else PROBE_ROUND.after(self._uncertain)
-        self._next = self._clock.now() + pause
-        self._uncertain = 0 if certain else self._uncertain + 1
+        pause = PROBE_ROUND.ceiling if certain else PROBE_ROUND.after(self._uncertain_rounds)
+        self._next_round_at = self._clock.now() + pause
+        self._uncertain_rounds = 0 if certain else self._uncertain_rounds + 1
         self._addresses = self._own()  # with what was found
 
     def _chosen(self, links: dict[str, str]) -> list[str]:

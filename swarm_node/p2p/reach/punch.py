@@ -105,10 +105,10 @@ class Puncher:
         self._clock = clock
         self._askers = PeerGates(*_PER_ASKER)
         self._hosts = PeerGates(*_PER_HOST, capacity=4096)
-        self._all = Budget(*FAVOURS)
-        self._asked: asyncio.Queue[_Hold] = asyncio.Queue(_HELD)
+        self._budget = Budget(*FAVOURS)
+        self._requests: asyncio.Queue[_Hold] = asyncio.Queue(_HELD)
         self._free = _SPLICED
-        self._held: Counter[str] = Counter()  # by issuer
+        self._issuer_counts: Counter[str] = Counter()  # by issuer
 
     async def punch(self, peer: str) -> bool | None:
         """Try to open a direct link to `peer`, which a relay reaches. Return True if it stands.
@@ -135,9 +135,9 @@ class Puncher:
         if isinstance(peer_place, Rejected):
             return peer_place
         issuer = self._issuer(caller)
-        if local_place is None or local_place.nat not in _HOLDS or self._asked.full():
+        if local_place is None or local_place.nat not in _HOLDS or self._requests.full():
             return b""
-        if self._held[issuer] >= self._free:  # an issuer holds at most as many as are free
+        if self._issuer_counts[issuer] >= self._free:  # an issuer holds at most as many as are free
             return b""
         _, ip, port = split_endpoint(peer_place.address) or ("", "", 0)
         if (":" in ip) != (":" in local_place.ip):
@@ -145,10 +145,10 @@ class Puncher:
         if not (
             self._askers.take(caller, now)
             and self._hosts.take(site(ip), now)
-            and self._all.take(issuer, caller, now)
+            and self._budget.take(issuer, caller, now)
         ):
             return b""
-        self._asked.put_nowait(_Hold(local_place.listens, ip, port, issuer))
+        self._requests.put_nowait(_Hold(local_place.listens, ip, port, issuer))
         return wire.pack(Punch(str(local_place)))
 
     async def run(self, repeat: Callable[[Callable[[], Awaitable[None]]], Awaitable[None]]) -> None:
@@ -157,17 +157,17 @@ class Puncher:
         await asyncio.gather(*(repeat(self._serve) for _ in range(_SPLICED)))
 
     async def _serve(self) -> None:
-        request = await self._asked.get()
+        request = await self._requests.get()
         self._free -= 1
-        self._held[request.issuer] += 1
+        self._issuer_counts[request.issuer] += 1
         try:
             sock = await hold(request.listens, request.ip, request.port)
             if sock is not None:
                 await splice(sock, request.listens)
         finally:
             self._free += 1
-            self._held[request.issuer] -= 1
-            self._held += Counter()  # forgets who has none left
+            self._issuer_counts[request.issuer] -= 1
+            self._issuer_counts += Counter()  # forgets who has none left
 
 
 def place_of(reach: Reach) -> Place | None:

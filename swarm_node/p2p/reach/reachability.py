@@ -109,13 +109,13 @@ class Reachability(msgspec.Struct, frozen=True):
 
 
 class Reach:
-    """This node's current reachability. The probe sets `probes`, the number of members `asked`
-    last, and the `ports` on which the node listens. `relays` names the members that hold a link for
-    it."""
+    """This node's current reachability. The probe sets `probes`, `asked_count`, the number of
+    members that it asked last, and the `ports` on which the node listens. `relays` names the
+    members that hold a link for it."""
 
     def __init__(self) -> None:
         self.probes: tuple[Probed, ...] = ()
-        self.asked = 0
+        self.asked_count = 0
         self.ports: tuple[int, ...] = ()
         self.relays: Callable[[], Sequence[Relay]] = tuple
 
@@ -138,7 +138,7 @@ class Reach:
 
     def verdict(self) -> Reachability:
         """The verdict, for people and programs."""
-        return judge(self.probes, self.ports, tuple(self.relays()), self.asked)
+        return judge(self.probes, self.ports, tuple(self.relays()), self.asked_count)
 
 
 def is_public(ip: str) -> bool:

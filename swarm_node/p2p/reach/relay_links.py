@@ -56,19 +56,19 @@ class Relays:
         #: Greets a connected peer. It is set once the node can greet: a relay serves members only.
         self.introduce: Callable[[str], Awaitable[bool]] | None = None
         self._inner = inner
-        self._dialable = is_dialable
+        self._is_dialable = is_dialable
         self._members = local.members
         self._directory = local.directory
-        self._severed = severed_peers
+        self._severed_peers = severed_peers
         self._clock = local.clock
         self._rng = rng
-        self._kept: dict[str, _Kept] = {}
+        self._kept_relays: dict[str, _Kept] = {}
         self._introducing: set[str] = set()
-        self._failing: Recent[str, Retry] = Recent(_REMEMBERED)
+        self._retries: Recent[str, Retry] = Recent(_REMEMBERED)
 
     def kept(self) -> dict[str, str]:
         """The address of each relay through which peers reach this node, by its id."""
-        return {relay: entry.address for relay, entry in self._kept.items()}
+        return {relay: entry.address for relay, entry in self._kept_relays.items()}
 
     async def round_trips(self) -> dict[str, float | None]:
         """Measure the round trip to each relay in seconds, by its id, None for one that does not
@@ -79,7 +79,7 @@ class Relays:
             answers = await self._answers(relay)
             seconds[relay] = self._clock.now() - start if answers else None
 
-        await asyncio.gather(*map(measure, self._kept))
+        await asyncio.gather(*map(measure, self._kept_relays))
         return seconds
 
     async def ask(self, relay: str, protocol: str, payload: bytes, max_reply: int) -> bytes:
@@ -113,21 +113,21 @@ class Relays:
 
     async def keep(self) -> None:
         """Check the kept relays, and replace those that do not answer."""
-        is_dialable = self._dialable()
+        is_dialable = self._is_dialable()
         if is_dialable is None or (is_dialable and not self._six_alone()):
-            self._kept.clear()
+            self._kept_relays.clear()
             return
-        relays = list(self._kept)
+        relays = list(self._kept_relays)
         for relay, answers in zip(
             relays, await in_parallel(map(self._answers, relays)), strict=True
         ):
-            kept_relay = self._kept[relay]
+            kept_relay = self._kept_relays[relay]
             kept_relay.misses = 0 if answers else kept_relay.misses + 1
             is_gone = not answers and not await self._inner.connected(relay)
-            if is_gone or kept_relay.misses > 1 or relay in self._severed:
-                del self._kept[relay]
+            if is_gone or kept_relay.misses > 1 or relay in self._severed_peers:
+                del self._kept_relays[relay]
                 self._failed(relay)
-        if len(self._kept) >= KEPT:
+        if len(self._kept_relays) >= KEPT:
             return
         candidates = self._candidates() or self._candidates(is_alone=True)
         candidates = candidates[:_TRIED_AT_ONCE]
@@ -137,9 +137,9 @@ class Relays:
             for candidate, is_accepted in zip(candidates, results, strict=True)
             if is_accepted
         ]
-        while new_relays and len(self._kept) < KEPT:
+        while new_relays and len(self._kept_relays) < KEPT:
             relay, address = min(new_relays, key=self._alike)
-            self._kept[relay] = _Kept(address)
+            self._kept_relays[relay] = _Kept(address)
             new_relays.remove((relay, address))
 
     def _six_alone(self) -> bool:
@@ -150,8 +150,8 @@ class Relays:
     def _alike(self, candidate: tuple[str, str]) -> int:
         """Count the properties that a relay shares with kept ones: issuer and host."""
         relay, address = candidate
-        issuers = {self._members.issuer(kept_relay) for kept_relay in self._kept}
-        hosts = {circuit.host_of(entry.address) for entry in self._kept.values()}
+        issuers = {self._members.issuer(kept_relay) for kept_relay in self._kept_relays}
+        hosts = {circuit.host_of(entry.address) for entry in self._kept_relays.values()}
         return (self._members.issuer(relay) in issuers) + (circuit.host_of(address) in hosts)
 
     def _candidates(self, *, is_alone: bool = False) -> list[tuple[str, str]]:
@@ -168,9 +168,9 @@ class Relays:
                 for text in circuit.reachable_first(addresses)
                 if len(text) <= _MAX_RELAY_CHARS and text.endswith(f"/p2p/{relay}")
             ]
-            if not relay_addresses or relay in self._kept or relay in self._severed:
+            if not relay_addresses or relay in self._kept_relays or relay in self._severed_peers:
                 continue
-            retry = self._failing.get(relay)
+            retry = self._retries.get(relay)
             if retry is not None and not retry.due(now, is_alone=is_alone):
                 continue
             issuer = self._members.issuer(relay)
@@ -192,7 +192,7 @@ class Relays:
 
     def _failed(self, relay: str) -> None:
         """Record that a relay does not relay for this node now."""
-        self._failing[relay] = retry = self._failing.get(relay) or Retry(RELAY)
+        self._retries[relay] = retry = self._retries.get(relay) or Retry(RELAY)
         retry.failed(self._clock.now())
 
     async def _answers(self, relay: str) -> bool:

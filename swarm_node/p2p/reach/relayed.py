@@ -143,11 +143,11 @@ def open_request(data: bytes, swarm_id: bytes) -> Asked | Rejected:
 
 def seal_reply(identity: Identity, swarm_id: bytes, request: Request, reply: Reply) -> bytes:
     """Seal a reply: `u16be length of the sealed head || sealed head || payload`."""
-    limit = MAX_REASON_BYTES if reply.refused else request.most
+    limit = MAX_REASON_BYTES if reply.is_refusal else request.most
     head = ReplyHead(
         v=1,
         nonce=request.nonce,
-        refused=reply.refused,
+        refused=reply.is_refusal,
         size=len(reply.payload),
         digest=hashlib.sha256(reply.payload).digest(),
     )
@@ -266,7 +266,7 @@ class Target:
         self._swarm_id = swarm_id
         self._handlers = handlers
         self._is_member = is_member
-        self._severed = severed_peers
+        self._severed_peers = severed_peers
         self._refuse = refuse
         self._came_by = came_by
         self._clock = clock
@@ -289,7 +289,7 @@ class Target:
             self._refuse(relay, request)
             raise BAD_REQUEST.error(request.reason)
         asker, body = request.asker, request.body
-        if asker in self._severed:
+        if asker in self._severed_peers:
             raise CUT_OFF.error()
         rejection = self._replays.refused(asker, self._is_member(asker), body, self._clock.wall())
         if rejection is not None:

@@ -53,7 +53,7 @@ class Carried:
 
     requests: int = 0
     bytes: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
 
 
 class Circuits:
@@ -63,8 +63,8 @@ class Circuits:
     def __init__(self, issuer: Callable[[str], str]) -> None:
         self._issuer = issuer
         self._total = 0
-        self._held: Counter[tuple[str, ...]] = Counter()
-        self._freed = asyncio.Event()
+        self._circuit_counts: Counter[tuple[str, ...]] = Counter()
+        self._free_event = asyncio.Event()
 
     async def enter(self, asker: str, target: str) -> Callable[[], None]:
         """Wait for a circuit and take it. Return the function that releases it.
@@ -75,7 +75,7 @@ class Circuits:
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 while not self._fits(asker, target):
-                    await self._freed.wait()
+                    await self._free_event.wait()
         except TimeoutError:
             raise BUSY.error() from None
         keys = (
@@ -83,16 +83,16 @@ class Circuits:
             *(("target", target), ("pair", asker, target)),
         )
         self._total += 1
-        self._held.update(keys)
+        self._circuit_counts.update(keys)
 
         def leave() -> None:
             self._total -= 1
             for key in keys:
-                self._held[key] -= 1
-                if not self._held[key]:
-                    del self._held[key]
-            self._freed.set()
-            self._freed = asyncio.Event()
+                self._circuit_counts[key] -= 1
+                if not self._circuit_counts[key]:
+                    del self._circuit_counts[key]
+            self._free_event.set()
+            self._free_event = asyncio.Event()
 
         return leave
 
@@ -100,7 +100,7 @@ class Circuits:
         return self._total
 
     def _fits(self, asker: str, target: str) -> bool:
-        counts, issuer = self._held, self._issuer(asker)
+        counts, issuer = self._circuit_counts, self._issuer(asker)
         return (
             counts["issuer", issuer] < CIRCUITS - self._total
             and counts["asker", asker] < PER_ASKER
@@ -114,26 +114,26 @@ class _Charge:
     """The charge for one circuit to its asker. The maximum size is charged in advance, so
     concurrent large replies cannot exceed the budget. The unused part is refunded."""
 
-    carried: Carried
+    totals: Carried
     traffic: Traffic
     asker: str
     now: Callable[[], float]
-    reserved: int = 0
-    since: float = 0.0
+    reserved_bytes: int = 0
+    reserved_at: float = 0.0
 
     def reserves(self, size: int) -> bool:
         """Charge `size` bytes to the asker, if its budget allows it."""
-        self.reserved, self.since = size, self.now()
-        return self.traffic.reserves(self.asker, self.since, size)
+        self.reserved_bytes, self.reserved_at = size, self.now()
+        return self.traffic.reserves(self.asker, self.reserved_at, size)
 
     def sent(self, size: int) -> None:
         """Count forwarded bytes."""
-        self.reserved -= size
-        self.carried.bytes += size
+        self.reserved_bytes -= size
+        self.totals.bytes += size
 
     def settle(self) -> None:
         """Refund the unused part."""
-        self.traffic.unsent(self.asker, self.now(), self.reserved, self.since)
+        self.traffic.unsent(self.asker, self.now(), self.reserved_bytes, self.reserved_at)
 
 
 def _wants(wants: Wants) -> Wants:
@@ -156,11 +156,11 @@ class Relaying:
         refuse: Callable[[str, Rejected], None],
         wants: Wants,
     ) -> None:
-        self.carried = Carried()
+        self.totals = Carried()
         self._own_id = local.peer_id
         self._swarm_id = local.swarm_id
-        self._serves = is_relay
-        self._connected = is_connected
+        self._is_relay = is_relay
+        self._is_connected = is_connected
         self._refuse = refuse
         self._members = local.members
         self._directory = local.directory
@@ -191,18 +191,18 @@ class Relaying:
             self._refuse(caller, request)
             raise self._refusal(request.reason, BAD_REQUEST.error(request.reason))
         target = request.target
-        if not await self._connected(target):
+        if not await self._is_connected(target):
             raise self._refusal("not_connected", NOT_CONNECTED.error())
         leave = await self._circuits.enter(caller, target)
         if not (self._members.is_member(caller) and self._members.is_member(target)):
             leave()  # one end is not or no longer a member
             raise self._refusal("not_connected", NOT_CONNECTED.error())
         max_reply = request.body.most + REPLY_ROOM
-        charge = _Charge(self.carried, self._askers, caller, self._clock.now)
+        charge = _Charge(self.totals, self._askers, caller, self._clock.now)
         if not (self._bears(caller, target) and charge.reserves(len(payload) + max_reply)):
             leave()
             raise self._refusal("rate", RATE.error())
-        self.carried.requests += 1
+        self.totals.requests += 1
         charge.sent(len(payload))
 
         def ended() -> None:
@@ -221,7 +221,7 @@ class Relaying:
         if not self._members.is_member(caller):
             self._count(caller)
             raise UNKNOWN_MEMBER.error()
-        if not self._serves():
+        if not self._is_relay():
             raise NO_RELAY.error()
         if self._directory.cut(caller, self._clock.now()):
             raise CUT_OFF.error()
@@ -236,5 +236,5 @@ class Relaying:
             self._refuse(caller, Rejected("flood", "it goes on after many refusals"))
 
     def _refusal(self, reason: str, error: TransportError) -> TransportError:
-        self.carried.refused[reason] += 1
+        self.totals.refusals[reason] += 1
         return error

@@ -23,9 +23,9 @@ class PeerTraffic:
 
     bytes_out: int = 0
     bytes_in: int = 0
-    _since: float = -math.inf
+    _window_start: float = -math.inf
     _now: float = math.inf
-    _before: float = math.inf
+    _previous_min: float = math.inf
 
     def answered(self, request_bytes: int, reply_bytes: int, seconds: float, now: float) -> None:
         """Count a request of this node and its reply, which took `seconds` until `now`."""
@@ -36,30 +36,31 @@ class PeerTraffic:
 
     def rerouted(self) -> None:
         """Forget the round trips of another route."""
-        self._now = self._before = math.inf
+        self._now = self._previous_min = math.inf
 
     def round_trip(self, now: float) -> float | None:
         """Return the smallest recent round trip in seconds, None without one."""
         self._turn(now)
-        seconds = min(self._now, self._before)
+        seconds = min(self._now, self._previous_min)
         return None if seconds == math.inf else seconds
 
     def _turn(self, now: float) -> None:
-        if now - self._since < RECENT_SECONDS:
+        if now - self._window_start < RECENT_SECONDS:
             return
-        is_recent = now - self._since < 2 * RECENT_SECONDS
-        self._before = self._now if is_recent else math.inf
-        self._since, self._now = now, math.inf
+        is_recent = now - self._window_start < 2 * RECENT_SECONDS
+        self._previous_min = self._now if is_recent else math.inf
+        self._window_start, self._now = now, math.inf
 
 
 @dataclass
 class Usage:
-    """Routes and traffic. `asked` and `relayed` count own requests, in all and through relays.
-    `via` is the relay of each peer that answered lately, "" for a direct link."""
+    """Routes and traffic. `total_requests` and `relayed_requests` count own requests, in all and
+    through relays. `relay_ids` is the relay of each peer that answered lately, "" for a direct
+    link."""
 
-    asked: int = 0
-    relayed: int = 0
-    via: Recent[str, str] = field(default_factory=lambda: Recent(REMEMBERED))
+    total_requests: int = 0
+    relayed_requests: int = 0
+    relay_ids: Recent[str, str] = field(default_factory=lambda: Recent(REMEMBERED))
     _traffic: Recent[str, PeerTraffic] = field(default_factory=lambda: Recent(REMEMBERED))
 
     def traffic(self, peer: str) -> PeerTraffic | None:
@@ -71,9 +72,9 @@ class Usage:
     ) -> None:
         """Count a request to `peer` that was answered `via` a relay, "" for a direct link."""
         traffic = self._of(peer)
-        if self.via.get(peer, via) != via:
+        if self.relay_ids.get(peer, via) != via:
             traffic.rerouted()
-        self.via[peer] = via
+        self.relay_ids[peer] = via
         traffic.answered(request_bytes, reply_bytes, now - start, now)
 
     def counting(self, handler: Handler, is_member: Callable[[str], bool]) -> Handler:

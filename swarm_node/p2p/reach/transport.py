@@ -101,16 +101,16 @@ class ReachingTransport:
         self._identity = local.identity
         self._swarm_id = local.swarm_id
         self.mode = mode
-        self._dialable = is_dialable
+        self._is_dialable = is_dialable
         self._members = local.members
         self._directory = local.directory
         self._rejected = local.rejected
         self._clock = local.clock
         self._handlers: dict[str, Handler] = {}
-        self._severed = Severed(local.clock.now)
+        self._severed_peers = Severed(local.clock.now)
         self._ways: Recent[str, Way] = Recent(_WAYS)
         self.relays = Relays(
-            local, inner, is_dialable=is_dialable, severed_peers=self._severed, rng=rng
+            local, inner, is_dialable=is_dialable, severed_peers=self._severed_peers, rng=rng
         )
         self._relaying = Relaying(
             local,
@@ -132,7 +132,7 @@ class ReachingTransport:
             self._swarm_id,
             self._handlers,
             is_member=self._members.is_member,
-            severed_peers=self._severed,
+            severed_peers=self._severed_peers,
             refuse=self._refuse,
             came_by=lambda asker, relay: self._way(asker).learn(relay, ""),
             clock=self._clock,
@@ -146,12 +146,12 @@ class ReachingTransport:
     @property
     def serves(self) -> bool:
         """True while this node forwards requests of others."""
-        return self.mode == "serve" or (self.mode == "auto" and self._dialable() is True)
+        return self.mode == "serve" or (self.mode == "auto" and self._is_dialable() is True)
 
     @property
     def carried(self) -> Carried:
         """Figures of this node's forwarding."""
-        return self._relaying.carried
+        return self._relaying.totals
 
     async def start(self) -> None:
         await self._inner.start()
@@ -218,7 +218,7 @@ class ReachingTransport:
         return await self._inner.heal(circuit.dialled(addresses))
 
     def sever(self, peer: str, seconds: float) -> None:
-        self._severed.sever(peer, seconds)
+        self._severed_peers.sever(peer, seconds)
         self._inner.sever(peer, seconds)
 
     async def seen(self, peer: str) -> str | None:
@@ -269,7 +269,7 @@ class ReachingTransport:
     ) -> bytes:
         way = self._ways.get(peer)
         if way is None or not way.relays or await self._inner.connected(peer):
-            self.usage.asked += 1
+            self.usage.total_requests += 1
             start = self._clock.now()
             reply = await self._inner.request(peer, protocol, payload, max_reply=max_reply)
             sizes = len(payload), len(reply)
@@ -329,7 +329,7 @@ class ReachingTransport:
         )
         envelope = seal_request(self._identity, self._swarm_id, body)
         max_bytes = body.most + REPLY_ROOM
-        self.usage.asked += 1
+        self.usage.total_requests += 1
         start = self._clock.now()
         try:
             raw = await self.relays.ask(relay, RELAY, envelope, max_bytes)
@@ -339,8 +339,8 @@ class ReachingTransport:
         if isinstance(reply, Rejected):
             self._rejected[reply.reason] += 1
             raise _UndeliveredError(reply.detail)
-        self.usage.relayed += 1
-        if self.usage.via.get(peer) == "":
+        self.usage.relayed_requests += 1
+        if self.usage.relay_ids.get(peer) == "":
             # It had a direct link, which can come back.
             self._way(peer).upgrade.renew(self._clock.now())
         sizes = len(payload), len(reply.payload)

@@ -37,13 +37,13 @@ class Dialing:
     ticket."""
 
     def __init__(self, bootstrap: Iterable[str]) -> None:
-        self._configured = frozenset(bootstrap)
+        self._bootstraps = frozenset(bootstrap)
         self._hosts = PeerGates(DIALS_PER_HOST / 60, DIALS_PER_HOST, capacity=4096)
-        self._all = TokenBucket(_DIALS_PER_SECOND, _DIALS_AT_ONCE)
+        self._total_bucket = TokenBucket(_DIALS_PER_SECOND, _DIALS_AT_ONCE)
         self._proven: Recent[Address, None] = Recent(_MAX_PROVEN)
 
     def is_configured(self, text: str) -> bool:
-        return text in self._configured
+        return text in self._bootstraps
 
     def is_known(self, address: Address) -> bool:
         """Check that an address is configured, or that a member has answered there."""
@@ -61,7 +61,7 @@ class Dialing:
         key = address.multiaddr  # hosts of the own site may run many nodes
         if host.is_global:
             key = site(str(host))
-        return self._hosts.take(key, now) and self._all.take(now)
+        return self._hosts.take(key, now) and self._total_bucket.take(now)
 
     def connects_to(self, address: Address, own_addresses: Iterable[str]) -> bool:
         """Check that an address is in a range that this node dials. A name may lead to one.
@@ -80,7 +80,7 @@ class Dialing:
             return all(ip is not None and ip.is_loopback for ip in _hosts(own_addresses))
         for network in _SITE:
             if host in network:
-                local_hosts = _hosts([*own_addresses, *self._configured])
+                local_hosts = _hosts([*own_addresses, *self._bootstraps])
                 return any(ip is not None and ip in network for ip in local_hosts)
         return is_internet(host)
 

@@ -51,7 +51,7 @@ async def forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> None
     try:
         refusal = await _forward(onward, open_stream, sink)
     finally:
-        onward.ended()
+        onward.on_ended()
     if refusal is not None:
         await send_reply(*sink, refusal)
 
@@ -68,7 +68,7 @@ async def _forward(onward: Onward, open_stream: OpenStream, sink: Stream) -> Rep
             return Reply.refusal(NO_ANSWER.words())
         except TransportError as error:
             return Reply.refusal(str(error))
-        await _copy(head, source, sink, onward.sent)
+        await _copy(head, source, sink, onward.on_sent)
         is_complete = True
     finally:
         if source is not None and is_complete:

@@ -34,9 +34,8 @@ class MemoryNetwork:
 
     Each message (a request or a reply) is lost with probability `loss` and otherwise takes a
     uniform draw from `delay` seconds. If a message is lost, the caller gets an error after
-    `patience` seconds. `sent` and `received` count payload bytes by peer id. A lost message counts
-    as sent only. A heartbeat counts each time that it is published or read.
-    """
+    `patience` seconds. `bytes_sent` and `bytes_received` count payload bytes by peer id. A lost
+    message counts as sent only. A heartbeat counts each time that it is published or read."""
 
     def __init__(
         self,
@@ -48,19 +47,19 @@ class MemoryNetwork:
     ) -> None:
         if not 0.0 <= loss <= 1.0 or not 0.0 <= delay[0] <= delay[1]:
             raise ValueError("loss is a probability and delay a pair 0 <= low <= high of seconds")
-        self.sent: Counter[str] = Counter()
-        self.received: Counter[str] = Counter()
+        self.bytes_sent: Counter[str] = Counter()
+        self.bytes_received: Counter[str] = Counter()
         self._rng = rng
         self._delay = delay
         self._loss = loss
         self._patience = patience
-        self._running: dict[str, MemoryTransport] = {}
+        self._transports: dict[str, MemoryTransport] = {}
         self._group: dict[str, int] = {}
         self._places: dict[str, tuple[str, ...]] = {}
-        self._hidden: frozenset[str] = frozenset()
+        self._hidden_peers: frozenset[str] = frozenset()
         self._links: set[frozenset[str]] = set()
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
-        self._published: list[str] = []  # the peer ids with a heartbeat
+        self._publishers: list[str] = []  # the peer ids with a heartbeat
 
     def partition(self, groups: Iterable[Iterable[str]]) -> None:
         """Cut every link between different groups of peer ids. All other peers form another group.
@@ -70,7 +69,7 @@ class MemoryNetwork:
     def hide(self, peers: Iterable[str]) -> None:
         """Put each of these peers behind a NAT. It reaches all others. Only peers that it reached
         can reach it, until either end stops."""
-        self._hidden = frozenset(peers)
+        self._hidden_peers = frozenset(peers)
         self._links.clear()
 
     def place(self, peer: str, *addresses: str) -> None:
@@ -85,7 +84,7 @@ class MemoryNetwork:
 
     def cut(self, peer: str) -> None:
         """Crash `peer`: it answers nobody from now on. Its heartbeat stays until its ttl."""
-        self._running.pop(peer, None)
+        self._transports.pop(peer, None)
         self._links = {link for link in self._links if peer not in link}
 
     def linked(self, source: str, target: str) -> bool:
@@ -94,48 +93,48 @@ class MemoryNetwork:
 
     def reaches(self, source: str, target: str) -> bool:
         """Check that `target` runs and that `source` can reach it."""
-        is_visible = target not in self._hidden or frozenset((source, target)) in self._links
+        is_visible = target not in self._hidden_peers or frozenset((source, target)) in self._links
         return (
             source != target
-            and target in self._running
+            and target in self._transports
             and self.linked(source, target)
             and is_visible
         )
 
     def link(self, source: str, target: str) -> None:
         """Record that `source` reached `target`."""
-        if source in self._hidden:
+        if source in self._hidden_peers:
             self._links.add(frozenset((source, target)))
 
     def running(self, peer: str) -> MemoryTransport | None:
-        return self._running.get(peer)
+        return self._transports.get(peer)
 
     def peers(self) -> list[str]:
         """Peer ids of all running transports, in the order they started."""
-        return list(self._running)
+        return list(self._transports)
 
     def attach(self, transport: MemoryTransport) -> None:
         """
         Raises:
             TransportError: another transport runs under this identity.
         """
-        if self._running.setdefault(transport.peer_id, transport) is not transport:
+        if self._transports.setdefault(transport.peer_id, transport) is not transport:
             raise TransportError("this identity already runs", "stop the other node first")
 
     def detach(self, transport: MemoryTransport) -> None:
-        if self._running.get(transport.peer_id) is transport:
+        if self._transports.get(transport.peer_id) is transport:
             self.cut(transport.peer_id)
 
     def publish(self, peer: str, heartbeat: bytes, ttl: float) -> None:
-        self.sent[peer] += len(heartbeat)
+        self.bytes_sent[peer] += len(heartbeat)
         if peer not in self._heartbeats:
-            self._published.append(peer)
+            self._publishers.append(peer)
         self._heartbeats[peer] = (heartbeat, asyncio.get_running_loop().time() + ttl)
 
     def heartbeats(self, reader: str) -> dict[str, bytes]:
         """Unexpired heartbeats of the other peers on the reader's side of the partition. Above
         MAX_FOUND a random sample, as in the DHT."""
-        now, records, order = asyncio.get_running_loop().time(), {}, self._published
+        now, records, order = asyncio.get_running_loop().time(), {}, self._publishers
         for index in range(len(order)):
             if len(order) > MAX_FOUND:  # shuffle no more of them than are looked at
                 swap_index = self._rng.randrange(index, len(order))
@@ -145,7 +144,7 @@ class MemoryNetwork:
                 records[order[index]] = heartbeat
             if len(records) == MAX_FOUND:
                 break
-        self.received[reader] += sum(map(len, records.values()))
+        self.bytes_received[reader] += sum(map(len, records.values()))
         return records
 
     async def exchange(
@@ -164,7 +163,9 @@ class MemoryNetwork:
             reply = await answer(handler, source.peer_id, protocol, payload)
         else:
             raise NotServedError(f"the peer does not serve {protocol}")
-        if not reply.refused:  # the real transport, too, refuses at the length and reads no payload
+        if (
+            not reply.is_refusal
+        ):  # the real transport, too, refuses at the length and reads no payload
             check_size("reply", len(reply.payload), max_reply)
         await self._carry(target, source.peer_id, reply.payload, fates[1])
         if self._reach(source, target) is not receiver:
@@ -185,8 +186,8 @@ class MemoryNetwork:
         except TransportError as error:
             return Reply.refusal(str(error))
         finally:
-            onward.ended()
-        onward.sent(len(reply))
+            onward.on_ended()
+        onward.on_sent(len(reply))
         return Reply(reply)
 
     def _fate(self) -> float | None:
@@ -196,18 +197,18 @@ class MemoryNetwork:
         return self._rng.uniform(*self._delay) if self._delay[1] else 0.0
 
     async def _carry(self, source: str, target: str, payload: bytes, fate: float | None) -> None:
-        self.sent[source] += len(payload)
+        self.bytes_sent[source] += len(payload)
         if fate is None:
             await asyncio.sleep(self._patience)
             raise TransportError("the peer did not answer in time", "try again later")
         if fate:
             await asyncio.sleep(fate)
-        self.received[target] += len(payload)
+        self.bytes_received[target] += len(payload)
 
     def _reach(self, source: MemoryTransport, target: str) -> MemoryTransport:
-        if self._running.get(source.peer_id) is not source:
+        if self._transports.get(source.peer_id) is not source:
             raise TransportError("the transport is not running", "start it first")
-        receiver = self._running.get(target)
+        receiver = self._transports.get(target)
         if receiver is None or not self.reaches(source.peer_id, target):
             raise TransportError(f"cannot reach the peer {target}")
         self.link(source.peer_id, target)
@@ -226,7 +227,7 @@ class MemoryTransport:
         self._routes: dict[str, Route] = {}
         self._proves_membership: Callable[[bytes, str], bool] = lambda presence, peer: True
         self._is_member: Callable[[str], bool] = lambda peer: True
-        self._severed: dict[str, float] = {}
+        self._severed_until: dict[str, float] = {}
 
     @property
     def peer_id(self) -> str:
@@ -320,11 +321,11 @@ class MemoryTransport:
         return address.startswith(_ADDRESS)
 
     def sever(self, peer: str, seconds: float) -> None:
-        self._severed[peer] = asyncio.get_running_loop().time() + seconds
+        self._severed_until[peer] = asyncio.get_running_loop().time() + seconds
 
     def severed(self, peer: str) -> bool:
         """Check that the link of `peer` is cut now."""
-        return self._severed.get(peer, 0.0) > asyncio.get_running_loop().time()
+        return self._severed_until.get(peer, 0.0) > asyncio.get_running_loop().time()
 
     def _reaches(self, peer: str) -> bool:
         return self._network.reaches(self._peer_id, peer)

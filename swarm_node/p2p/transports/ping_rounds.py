@@ -24,15 +24,17 @@ class Rounds:
     """Takes turns among links."""
 
     def __init__(self) -> None:
-        self._asked: Recent[str, int] = Recent(_REMEMBERED)
+        self._last_rounds: Recent[str, int] = Recent(_REMEMBERED)
         self._round = 0
 
     def next(self, linked_peers: Iterable[str], is_member: Callable[[str], bool]) -> list[str]:
         """Choose the peers whose links are pinged now. Keys cost a stranger nothing, so strangers'
         links get only the turns that members leave."""
         self._round += 1
-        order = sorted(linked_peers, key=lambda p: (not is_member(p), self._asked.get(p, 0), p))
+        order = sorted(
+            linked_peers, key=lambda p: (not is_member(p), self._last_rounds.get(p, 0), p)
+        )
         peers = order[:PINGED]
         for peer in peers:
-            self._asked[peer] = self._round
+            self._last_rounds[peer] = self._round
         return peers

@@ -170,17 +170,17 @@ class StreamTransport(ABC, Generic[Node]):
         self._streams: dict[asyncio.Task[Any], asyncio.Timeout] = {}
         self._disconnecting: set[str] = set()
         #: When this node last opened a stream to a peer.
-        self._asked: Recent[str, float] = Recent(_REMEMBERED)
+        self._request_times: Recent[str, float] = Recent(_REMEMBERED)
         self._node: Node | None = None
-        self._started = False
+        self._is_started = False
         #: The peers that were connected at the last look, each with the other end's addresses.
-        self._linked: Mapping[str, Sequence[str]] = {}
+        self._peer_links: Mapping[str, Sequence[str]] = {}
         self._changing = asyncio.Lock()
         self._dialing = Dialing(bootstrap)
-        self._found = seen_addresses
+        self._seen_addresses = seen_addresses
         self._patience = Patience()
         #: The addresses of the last daemon that ran. A start that fails does not forget its ports.
-        self._known: Sequence[str] = ()
+        self._last_addresses: Sequence[str] = ()
 
     @abstractmethod
     async def _start_node(self, listen: Sequence[str], patience: float) -> Node:
@@ -209,7 +209,7 @@ class StreamTransport(ABC, Generic[Node]):
 
     async def start(self) -> None:
         async with self._changing:
-            if self._started:
+            if self._is_started:
                 raise RuntimeError("start() was called twice")
             for left in reversed(range(_STARTS)):
                 try:
@@ -220,11 +220,11 @@ class StreamTransport(ABC, Generic[Node]):
                     log.warning("the network daemon starts again, with more time", why=str(error))
                 else:
                     break
-            self._started = True
+            self._is_started = True
 
     async def stop(self) -> None:
         async with self._changing:
-            self._started = False
+            self._is_started = False
             await self._stop_node()
 
     def addresses(self) -> list[str]:
@@ -234,17 +234,18 @@ class StreamTransport(ABC, Generic[Node]):
         node_addresses = sorted(self._node.addresses, key=lambda text: text.startswith(_LOOPBACK))
         return list(
             dict.fromkeys(
-                [f"{address}/p2p/{self.peer_id}" for address in self._found()] + node_addresses
+                [f"{address}/p2p/{self.peer_id}" for address in self._seen_addresses()]
+                + node_addresses
             )
         )
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        if self._started:
+        if self._is_started:
             raise RuntimeError("serve() comes before start()")
         self._handlers[protocol] = handler
 
     def forward(self, protocol: str, route: Route) -> None:
-        if self._started:
+        if self._is_started:
             raise RuntimeError("forward() comes before start()")
         self._routes[protocol] = route
 
@@ -255,7 +256,7 @@ class StreamTransport(ABC, Generic[Node]):
         issuer: Callable[[str], str],
         gate: TableGate | None = None,
     ) -> None:
-        if self._started:
+        if self._is_started:
             raise RuntimeError("screen() comes before start()")
         self._proves_membership, self._is_member, self._gate = proves_membership, is_member, gate
         self._admission.issuer = issuer
@@ -313,10 +314,10 @@ class StreamTransport(ABC, Generic[Node]):
         """
         node, start = self._node, self._clock.now()
         connections = None if node is None else await node.connections(self._patience.silence)
-        self._linked = connections or {}
+        self._peer_links = connections or {}
         if connections is None:
             async with self._changing:
-                if not self._started:
+                if not self._is_started:
                     raise TransportError("the transport is not running", "start it first")
                 if self._node is node:
                     await self._restart_node()
@@ -333,7 +334,7 @@ class StreamTransport(ABC, Generic[Node]):
         check_size("request", len(payload), MAX_REQUEST_BYTES)
         if not is_peer_id(peer) or peer == self.peer_id:
             raise TransportError(f"{peer[:64]!r} is not the id of another peer")
-        self._asked[peer] = self._clock.now()
+        self._request_times[peer] = self._clock.now()
         reader, writer = await node.open_stream(peer, protocol, OPEN_SECONDS)
         try:
             await send_request(writer, payload)
@@ -351,21 +352,21 @@ class StreamTransport(ABC, Generic[Node]):
         return next(iter((await self._look()).get(peer, ())), None)
 
     async def _look(self) -> Mapping[str, Sequence[str]]:
-        self._linked = await self._running().connections(PROBE_SECONDS) or {}
-        return self._linked
+        self._peer_links = await self._running().connections(PROBE_SECONDS) or {}
+        return self._peer_links
 
     def links(self) -> Mapping[str, str]:
-        return {peer: addresses[0] for peer, addresses in self._linked.items() if addresses}
+        return {peer: addresses[0] for peer, addresses in self._peer_links.items() if addresses}
 
     def connects_to(self, address: str) -> bool:
         target = parse_address(address)
         return target is not None and self._dialing.connects_to(target, self.addresses())
 
     def sever(self, peer: str, seconds: float) -> None:
-        self._admission.severed.sever(peer, seconds)
+        self._admission.severed_peers.sever(peer, seconds)
 
     def _running(self) -> Node:
-        if not self._started:
+        if not self._is_started:
             raise TransportError("the transport is not running", "start it first")
         if self._node is None or self._node.dead:
             raise TransportError("the network daemon died: the node starts it again")
@@ -374,7 +375,7 @@ class StreamTransport(ABC, Generic[Node]):
     async def _restart_node(self) -> None:
         """Replace a dead or stuck daemon, on the same ports if they are free."""
         if self._node is not None:
-            self._known = self._node.addresses
+            self._last_addresses = self._node.addresses
             if not self._node.dead:
                 self._patience.alarmed(self._clock.now())
         await self._stop_node(grace=0.0)
@@ -384,7 +385,7 @@ class StreamTransport(ABC, Generic[Node]):
             next_silence=self._patience.silence,
         )
         try:
-            self._node = await self._begin(pin_ports(self._listen, self._known))
+            self._node = await self._begin(pin_ports(self._listen, self._last_addresses))
         except SlowStartError:
             raise  # other ports would make it no faster
         except TransportError:
@@ -404,7 +405,7 @@ class StreamTransport(ABC, Generic[Node]):
             if not deadline.expired():
                 deadline.reschedule(0.0)
         await asyncio.gather(*self._streams, return_exceptions=True)
-        node, self._node, self._linked = self._node, None, {}
+        node, self._node, self._peer_links = self._node, None, {}
         if node is not None:
             await node.stop(grace)
 
@@ -415,7 +416,7 @@ class StreamTransport(ABC, Generic[Node]):
         if entry is None:
             writer.transport.abort()
             self._refused("streams", 1)
-            if peer in self._admission.severed:
+            if peer in self._admission.severed_peers:
                 await self._disconnect(peer)
             return
         stream = _Stream(protocol, peer, reader, writer)
@@ -481,5 +482,5 @@ class StreamTransport(ABC, Generic[Node]):
         await forward(onward, self._open_onward, sink)
 
     async def _open_onward(self, peer: str, protocol: str) -> Stream:
-        self._asked[peer] = self._clock.now()
+        self._request_times[peer] = self._clock.now()
         return await self._running().open_stream(peer, protocol, ONWARD_SECONDS)

@@ -44,13 +44,13 @@ class Reply:
     """The outcome of a handler: its payload, or a refusal whose payload is the reason."""
 
     payload: bytes
-    refused: bool = False
+    is_refusal: bool = False
 
     @classmethod
     def refusal(cls, reason: str) -> Reply:
         """A refusal; `reason` is cut to MAX_REASON_BYTES bytes of UTF-8."""
         prefix = reason.encode("utf-8", "replace")[:MAX_REASON_BYTES]
-        return cls(prefix.decode("utf-8", "ignore").encode(), refused=True)
+        return cls(prefix.decode("utf-8", "ignore").encode(), is_refusal=True)
 
     def unwrap(self, limit: int) -> bytes:
         """The payload, at most `limit` bytes.
@@ -59,7 +59,7 @@ class Reply:
             RefusedError: it is a refusal.
             TransportError: it is over `limit` bytes.
         """
-        if self.refused:
+        if self.is_refusal:
             raise read_refusal(self.payload)
         check_size("reply", len(self.payload), limit)
         return self.payload
@@ -131,7 +131,7 @@ async def send_reply(
         TransportError: the stream broke.
     """
     with stream_errors():
-        writer.write(bytes([_REFUSED if reply.refused else _DONE]))
+        writer.write(bytes([_REFUSED if reply.is_refusal else _DONE]))
         writer.write(_LENGTH.pack(len(reply.payload)))
         digest = await _write(writer, reply.payload)
         writer.write(digest)
@@ -154,7 +154,7 @@ async def read_reply(
             raise TransportError("a reply arrived damaged", "ask again or ask another peer")
         writer.write(ACK)
         await writer.drain()
-    return Reply(payload, refused=status == _REFUSED).unwrap(limit)
+    return Reply(payload, is_refusal=status == _REFUSED).unwrap(limit)
 
 
 async def read_head(reader: asyncio.StreamReader, limit: int) -> tuple[int, int]:

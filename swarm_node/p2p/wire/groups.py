@@ -164,7 +164,7 @@ def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
 
 
 def _packed(completion: Completion) -> _Completion:
-    last = len(completion.earlier)
+    last = len(completion.earlier_turns)
     ids, logp = completion.token_ids.astype("<u4"), completion.logprobs.astype("<f4")
     turns = tuple(
         _Turn(
@@ -192,7 +192,7 @@ def _unpacked(item: _Completion) -> Completion:
         logprobs=np.frombuffer(logp, dtype="<f4").astype(np.float32),
         spans=tuple(VersionSpan(span.version, span.start, span.end) for span in item.spans),
         finish=last.finish,
-        earlier=tuple(
+        earlier_turns=tuple(
             EarlierTurn(turn.text, end) for turn, end in zip(earlier_turns, item.ends, strict=False)
         ),
     )

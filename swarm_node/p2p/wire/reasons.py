@@ -63,13 +63,13 @@ _NAMED: Final = {
 class Refusal:
     """A refused reply. On the wire it is exactly `text`, followed by the thing that it `names`, if
     it names one. Peers compare whole texts, so none may change within a version of the protocol.
-    `code` stands for it in this program. `used` names the protocols, `meaning` says what the caller
-    may conclude. If it names "reason, seconds", the reason may be followed by the seconds between
-    this node's clock and the time that decides."""
+    `code` stands for it in this program. `protocols` names the protocols, `meaning` says what the
+    caller may conclude. If it names "reason, seconds", the reason may be followed by the seconds
+    between this node's clock and the time that decides."""
 
     code: str
     text: str
-    used: str
+    protocols: str
     meaning: str
     names: Literal["", "reason", "reason, seconds", "protocol"] = ""
 

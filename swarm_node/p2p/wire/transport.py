@@ -24,15 +24,16 @@ MAX_REPLY_BYTES: Final = 8 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Onward:
-    """A request that another peer answers, in at most `max_reply` bytes. `sent` is called with the
-    size of each piece of the reply that is passed on. `ended` is called when no more follow."""
+    """A request that another peer answers, in at most `max_reply` bytes. `on_sent` is called with
+    the size of each piece of the reply that is passed on. `on_ended` is called when no more
+    follow."""
 
     peer: str
     protocol: str
     payload: bytes
     max_reply: int
-    sent: Callable[[int], None]
-    ended: Callable[[], None]
+    on_sent: Callable[[int], None]
+    on_ended: Callable[[], None]
 
 
 #: (remote peer id, request payload) -> the request to pass on. Errors are as those of a `Handler`.

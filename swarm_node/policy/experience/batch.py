@@ -44,8 +44,8 @@ class TrainRow:
     """One completion to train on: `prompt_ids` u32[P] and `completion_ids` u32[T] with P, T ≥ 1.
 
     `completion_ids` are what a policy sampled, in all turns of a dialogue. What stands between two
-    turns is in `between`: the model reads it, and it is never trained on. So everything that counts
-    or weighs tokens takes `completion_ids`, and only the model's input is `written`.
+    turns is in `observations`: the model reads it, and it is never trained on. So everything that
+    counts or weighs tokens takes `completion_ids`, and only the model's input is `written`.
 
     `logprobs` f32[T] are those of the policy that sampled the tokens. None stands for the current
     policy: the ratio is 1. `versions` i64[T] are the versions of our policy that sampled each
@@ -63,7 +63,7 @@ class TrainRow:
     provenance: Provenance
     versions: NDArray[np.int64] | None = None
     group: int = 0
-    between: tuple[Given, ...] = ()
+    observations: tuple[Given, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("prompt_ids", "completion_ids"):
@@ -81,14 +81,14 @@ class TrainRow:
             raise ValueError("versions must have one int64 value per completion token")
         if not abs(self.advantage) <= _FLOAT32_MAX:  # written so that NaN fails it
             raise ValueError("the advantage must be finite, also as a float32")
-        if self.between:
+        if self.observations:
             self._check_between()
 
     def _check_between(self) -> None:
-        places = [0, *(at for at, _ in self.between), self.completion_ids.size]
+        places = [0, *(at for at, _ in self.observations), self.completion_ids.size]
         if any(next_place <= at for at, next_place in pairwise(places)):
             raise ValueError("what is given between turns must stand between sampled tokens")
-        if any(not 0 <= token < _UINT32 for _, ids in self.between for token in ids):
+        if any(not 0 <= token < _UINT32 for _, ids in self.observations for token in ids):
             raise ValueError("what is given between turns must be uint32 values")
 
     def __len__(self) -> int:
@@ -98,16 +98,16 @@ class TrainRow:
     @property
     def answer_size(self) -> int:
         """Tokens after the prompt, sampled and given."""
-        return int(self.completion_ids.size) + sum(len(ids) for _, ids in self.between)
+        return int(self.completion_ids.size) + sum(len(ids) for _, ids in self.observations)
 
     def written(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """All ids after the prompt, and the place of each sampled one among them."""
-        if not self.between:
+        if not self.observations:
             return self.completion_ids, np.arange(self.completion_ids.size)
         parts: list[NDArray[np.uint32]] = []
         places: list[NDArray[np.int64]] = []
         start = offset = 0
-        for at, ids in (*self.between, (int(self.completion_ids.size), ())):
+        for at, ids in (*self.observations, (int(self.completion_ids.size), ())):
             parts += [self.completion_ids[start:at], np.asarray(ids, np.uint32)]
             places.append(np.arange(start, at) + offset)
             start, offset = at, offset + len(ids)
@@ -207,7 +207,7 @@ def _retokenised(
     """The ids of all turns in other tokens, and where each turn ends among them."""
     ids: list[int] = []
     ends: list[int] = []
-    for turn in completion.earlier:
+    for turn in completion.earlier_turns:
         ids += [*encode(turn.text), eos_id]
         ends.append(len(ids))
     ids += encode(completion.text)
@@ -245,7 +245,7 @@ def pack_batch(batch: Batch) -> dict[str, Any]:
                 "provenance": row.provenance.value,
                 "versions": None if row.versions is None else row.versions.astype("<i8").tobytes(),
                 "group": row.group,
-                "between": [[at, np.asarray(ids, "<u4").tobytes()] for at, ids in row.between],
+                "between": [[at, np.asarray(ids, "<u4").tobytes()] for at, ids in row.observations],
             }
             for row in batch.rows
         ]

@@ -29,13 +29,13 @@ class PeerWeights:
     """Means of what an informative group teaches, by author."""
 
     def __init__(self) -> None:
-        self._own = (0.0, 0.0)
+        self._local_gains = (0.0, 0.0)
         self._authors: Recent[str, tuple[float, float]] = Recent(MOST_AUTHORS)
         self._families: dict[str, float] = {}
 
     def note_own(self, family: str, gain: float) -> None:
         """Take in what an update learnt from an own group that has a gradient."""
-        self._own = _added(self._own, gain * self._rarity(family))
+        self._local_gains = _added(self._local_gains, gain * self._rarity(family))
 
     def note(self, author: str, family: str, gain: float) -> None:
         """Take in what an update learnt from a peer's group."""
@@ -45,7 +45,7 @@ class PeerWeights:
     def share(self, author: str) -> float:
         """Places that `author` may have for each place of an own group, in [0, 1]. It is 1 while
         nothing is learnt from own groups: such a node takes what there is."""
-        count, total = self._own
+        count, total = self._local_gains
         if total <= 0.0:
             return 1.0
         local_mean = total / count

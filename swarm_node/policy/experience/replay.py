@@ -40,7 +40,8 @@ class ReplaySettings:
 
     The buffer holds own groups for `own_batches` batches and external groups for `external_batches`
     batches at most. One author holds at most max(`peer_minimum`, `peer_share` of the external
-    capacity). `own` and `external` (I and J) are the first mixture, and they bound the capacities.
+    capacity). `local` and `external` (I and J) are the first mixture, and they bound the
+    capacities.
 
     A batch has up to `past` informative groups besides that the node made and trained on before, in
     versions of the last `max_age`. They are marked as a peer's of the same model, so that
@@ -50,7 +51,7 @@ class ReplaySettings:
         ConfigError: a value is impossible; the message names it.
     """
 
-    own: int
+    local: int
     external: int
     max_staleness: int
     max_age: int = MAX_AGE
@@ -61,7 +62,7 @@ class ReplaySettings:
     past: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("own", "external", "max_staleness", "past"):
+        for name in ("local", "external", "max_staleness", "past"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"experience.{name} must be 0 or more")
         if self.max_age < 0:
@@ -69,7 +70,7 @@ class ReplaySettings:
         for name in ("own_batches", "external_batches", "peer_minimum"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be 1 or more")
-        if self.own + self.external < 1:
+        if self.local + self.external < 1:
             raise ConfigError(
                 "experience.local and experience.external are both 0: nothing to train on"
             )
@@ -79,7 +80,7 @@ class ReplaySettings:
     @property
     def capacity_own(self) -> int:
         """Most own groups held; a batch without external groups fits."""
-        return self.own_batches * (self.own + self.external)
+        return self.own_batches * (self.local + self.external)
 
     @property
     def capacity_external(self) -> int:
@@ -138,23 +139,23 @@ class ReplayBuffer:
 
     def __init__(self, settings: ReplaySettings) -> None:
         self.settings = settings
-        self.mixture = Mixture(settings.own, settings.external)
+        self.mixture = Mixture(settings.local, settings.external)
         #: External groups that the last draw left, of those for which authors had credit.
         self.left = 0
         #: What peers' groups teach, which limits their places in batches.
         self.worth = PeerWeights()
         #: Places that each author may have in the next batch.
         self._credits: Recent[str, float] = Recent(MOST_AUTHORS)
-        self._own: dict[bytes, _Held] = {}
+        self._local_groups: dict[bytes, _Held] = {}
         #: Informative own groups that were drawn, the last ones.
         self._past: deque[VerifiedGroup] = deque(
-            maxlen=settings.max_age * (settings.own + settings.external) if settings.past else 0
+            maxlen=settings.max_age * (settings.local + settings.external) if settings.past else 0
         )
-        self._external: dict[bytes, _Held] = {}
+        self._external_groups: dict[bytes, _Held] = {}
         self._holdings: Counter[str] = Counter()
         self._expired_at: int | None = None
         self._memory = _MEMORY * (settings.capacity_own + settings.capacity_external)
-        self._departed: OrderedDict[bytes, None] = OrderedDict()
+        self._departed_ids: OrderedDict[bytes, None] = OrderedDict()
         self._uncollected: deque[bytes] = deque(maxlen=self._memory)
         self._totals: Counter[str] = Counter()
         self._rejected: Counter[str] = Counter()
@@ -186,14 +187,16 @@ class ReplayBuffer:
         settings = self.settings
         if not (mixture.own >= 0 and 0 <= mixture.external <= settings.external):
             raise ValueError(f"external must be within 0 and {settings.external}, own 0 or more")
-        if not 1 <= mixture.size <= settings.own + settings.external:
-            raise ValueError(f"a batch holds 1 to {settings.own + settings.external} groups")
+        if not 1 <= mixture.size <= settings.local + settings.external:
+            raise ValueError(f"a batch holds 1 to {settings.local + settings.external} groups")
         self.mixture = mixture
 
     def ready(self, version: int) -> bool:
         """Check that `draw` would return a batch now."""
         self.expire(version)
-        return len(self._own) >= self.mixture.own and bool(self._own or self._external)
+        return len(self._local_groups) >= self.mixture.own and bool(
+            self._local_groups or self._external_groups
+        )
 
     def draw(self, version: int, rng: random.Random) -> Drawn | None:
         """The next batch at policy `version`; None while fewer own groups than the mixture's are
@@ -207,7 +210,7 @@ class ReplayBuffer:
             return None
         external_entries = self._draw_external(rng)
         local_count = self.mixture.size - len(external_entries)
-        local_entries = list(self._own.values())[:local_count]
+        local_entries = list(self._local_groups.values())[:local_count]
         for entry in (*local_entries, *external_entries):
             self._depart(entry)
         self._credit(len(local_entries), external_entries)
@@ -225,10 +228,14 @@ class ReplayBuffer:
         self._expired_at = version
         settings = self.settings
         stale_entries = [
-            h for h in self._own.values() if version - h.oldest_version > settings.max_staleness
+            h
+            for h in self._local_groups.values()
+            if version - h.oldest_version > settings.max_staleness
         ]
         stale_entries += [
-            h for h in self._external.values() if version - h.group.arrived > settings.max_age
+            h
+            for h in self._external_groups.values()
+            if version - h.group.arrival_version > settings.max_age
         ]
         for entry in stale_entries:
             self._depart(entry)
@@ -236,7 +243,7 @@ class ReplayBuffer:
 
     def forget(self, author: str) -> None:
         """Drop the external groups of an author that is no member any more."""
-        for entry in [h for h in self._external.values() if h.group.author == author]:
+        for entry in [h for h in self._external_groups.values() if h.group.author == author]:
             self._evict(entry)
 
     def quota(self, author: str) -> int:
@@ -245,11 +252,11 @@ class ReplayBuffer:
 
     def held_own(self) -> int:
         """Own groups held."""
-        return len(self._own)
+        return len(self._local_groups)
 
     def held_external(self, author: str | None = None) -> int:
         """External groups held, of `author` or of anybody."""
-        return len(self._external) if author is None else self._holdings[author]
+        return len(self._external_groups) if author is None else self._holdings[author]
 
     def collect_departed(self) -> list[bytes]:
         """Ids of the groups that left since this was last asked: used up, expired or displaced."""
@@ -261,8 +268,8 @@ class ReplayBuffer:
         """A snapshot."""
         totals = self._totals
         return ReplayStats(
-            local=len(self._own),
-            external=len(self._external),
+            local=len(self._local_groups),
+            external=len(self._external_groups),
             authors=len(self._holdings),
             local_admitted=totals["local_admitted"],
             local_mixed_rewards=totals["local_mixed_rewards"],
@@ -277,7 +284,7 @@ class ReplayBuffer:
     def _draw_external(self, rng: random.Random) -> list[_Held]:
         """Draw among the groups for which their authors have credit."""
         by_author: dict[str, list[_Held]] = {}
-        for entry in self._external.values():
+        for entry in self._external_groups.values():
             by_author.setdefault(entry.group.author, []).append(entry)
         candidates: list[_Held] = []
         for author, groups in by_author.items():
@@ -308,7 +315,11 @@ class ReplayBuffer:
 
     def _admit(self, entry: _Held, version: int) -> Rejected | None:
         group = entry.group
-        if group.id in self._own or group.id in self._external or group.id in self._departed:
+        if (
+            group.id in self._local_groups
+            or group.id in self._external_groups
+            or group.id in self._departed_ids
+        ):
             return Rejected("duplicate", "this group was here before")
         if group.provenance is Provenance.LOCAL:
             return self._admit_own(entry, version)
@@ -323,16 +334,18 @@ class ReplayBuffer:
             self._remember(entry.group.id)
             return None
         self._totals["local_mixed_rewards"] += entry.group.informative
-        if len(self._own) >= self.settings.capacity_own:
-            self._evict(min(self._own.values(), key=lambda candidate: candidate.oldest_version))
-        self._own[entry.group.id] = entry
+        if len(self._local_groups) >= self.settings.capacity_own:
+            self._evict(
+                min(self._local_groups.values(), key=lambda candidate: candidate.oldest_version)
+            )
+        self._local_groups[entry.group.id] = entry
         return None
 
     def _admit_external(self, entry: _Held, version: int) -> Rejected | None:
         settings, group = self.settings, entry.group
         if not group.informative:
             return Rejected("zero_advantage", "all rewards are equal")
-        age = version - group.arrived
+        age = version - group.arrival_version
         if age > settings.max_age:
             return Rejected("stale", f"arrived {age} updates ago")
         if settings.external == 0:
@@ -341,12 +354,12 @@ class ReplayBuffer:
         rejection = None
         if holdings[group.author] >= self.quota(group.author):
             rejection = self._displace(group, group.author, "quota")
-        elif len(self._external) >= settings.capacity_external:
+        elif len(self._external_groups) >= settings.capacity_external:
             top_author = max(holdings, key=lambda author: (holdings[author], author))
             rejection = self._displace(group, top_author, "capacity")
         if rejection is not None:
             return rejection
-        self._external[group.id] = entry
+        self._external_groups[group.id] = entry
         holdings[group.author] += 1
         self._totals["external_admitted"] += 1
         return None
@@ -354,10 +367,10 @@ class ReplayBuffer:
     def _displace(self, group: VerifiedGroup, author: str, reason: str) -> Rejected | None:
         """Evict the oldest group of `author` for `group`, or refuse `group`."""
         oldest_entry = min(
-            (entry for entry in self._external.values() if entry.group.author == author),
-            key=lambda entry: entry.group.arrived,
+            (entry for entry in self._external_groups.values() if entry.group.author == author),
+            key=lambda entry: entry.group.arrival_version,
         )
-        if group.arrived <= oldest_entry.group.arrived:
+        if group.arrival_version <= oldest_entry.group.arrival_version:
             return Rejected(reason, "the groups held are as young")
         self._evict(oldest_entry)
         return None
@@ -369,16 +382,16 @@ class ReplayBuffer:
     def _depart(self, entry: _Held) -> None:
         identifier, author = entry.group.id, entry.group.author
         if entry.group.provenance is Provenance.LOCAL:
-            del self._own[identifier]
+            del self._local_groups[identifier]
         else:
-            del self._external[identifier]
+            del self._external_groups[identifier]
             self._holdings[author] -= 1
             if not self._holdings[author]:
                 del self._holdings[author]
         self._remember(identifier)
 
     def _remember(self, identifier: bytes) -> None:
-        self._departed[identifier] = None
-        while len(self._departed) > self._memory:
-            self._departed.popitem(last=False)
+        self._departed_ids[identifier] = None
+        while len(self._departed_ids) > self._memory:
+            self._departed_ids.popitem(last=False)
         self._uncollected.append(identifier)

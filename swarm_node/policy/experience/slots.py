@@ -74,10 +74,10 @@ class Slots:
     def __init__(self, buffer: ReplayBuffer, max_groups: int) -> None:
         """A sampling batch completes at most `max_groups` groups."""
         self._buffer = buffer
-        self._most = max_groups
+        self._max_groups = max_groups
         self._sampling = 0
         self._training = 0
-        self._taken = float(buffer.mixture.size)
+        self._mean_batch = float(buffer.mixture.size)
 
     @property
     def sampling(self) -> int:
@@ -102,7 +102,7 @@ class Slots:
     def train(self, count: int) -> None:
         """Begin an update on `count` own groups. They keep their staleness slots."""
         self._training = count
-        self._taken += _NEWEST * (count - self._taken)
+        self._mean_batch += _NEWEST * (count - self._mean_batch)
 
     def trained(self) -> None:
         """End the update: the sampler has its weights."""
@@ -122,13 +122,13 @@ class Slots:
         if not self._training and shortfall > 0:
             # With no lag, what is ready leaves no more slots than the update still lacks.
             minimum = min(minimum, shortfall)
-        return min(available, self._most) if available >= minimum else 0
+        return min(available, self._max_groups) if available >= minimum else 0
 
     @property
     def smallest_batch(self) -> int:
         """Available slots that a sampling batch waits for."""
         mixture, max_staleness = self._buffer.mixture, self._buffer.settings.max_staleness
-        return smallest_batch(mixture.own, mixture.size, max_staleness, self._most)
+        return smallest_batch(mixture.own, mixture.size, max_staleness, self._max_groups)
 
     def free_external(self, version: int, author: str | None = None) -> int:
         """Peers' groups that may be admitted at policy `version`: of `author`, or of anybody."""
@@ -147,5 +147,5 @@ class Slots:
         buffer.expire(version)
         staleness = (buffer.settings.max_staleness + 1) * max(mixture.own, 1) - self._training
         # The mean can be below I for a while, where the mixture has just changed.
-        queue = max(round(2 * self._taken), mixture.own + self.smallest_batch)
+        queue = max(round(2 * self._mean_batch), mixture.own + self.smallest_batch)
         return min(staleness, queue) - buffer.held_own()

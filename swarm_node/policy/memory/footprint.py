@@ -226,7 +226,7 @@ def adapter_count(model: ModelConfig, rank: int) -> int:
     """Weights of LoRA adapters on all seven projections, or on every linear layer of a model that
     transformers computes: r·(in + out) each (arXiv 2106.09685)."""
     if model.transformers is not None:
-        return rank * model.transformers.adapted
+        return rank * model.transformers.adapter_width
     h, i, q, k = (
         model.hidden_size,
         model.intermediate_size,

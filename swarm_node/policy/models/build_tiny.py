@@ -63,28 +63,29 @@ _ENDINGS = ("", ".", "!", ";")
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Shares of answers in the warm start's corpus. `bare` answers are right and score; `wrong` and
-    `evasive` ones do not. The others are right but for their ending, and score nothing. The
-    smaller `bare` is, the sparser is the reward at the start of reinforcement learning.
+    """Shares of answers in the warm start's corpus. `bare_share` answers are right and score;
+    `wrong_share` and `evasive_share` ones do not. The others are right but for their ending, and
+    score nothing. The smaller `bare_share` is, the sparser is the reward at the start of
+    reinforcement learning.
 
     Raises:
         ConfigError: a share is negative, or their sum is more than 1.
     """
 
-    bare: float = 0.04
-    wrong: float = 0.05
-    evasive: float = 0.15
+    bare_share: float = 0.04
+    wrong_share: float = 0.05
+    evasive_share: float = 0.15
 
     def __post_init__(self) -> None:
-        shares = (self.bare, self.wrong, self.evasive)
+        shares = (self.bare_share, self.wrong_share, self.evasive_share)
         if not (min(shares) >= 0 and sum(shares) <= 1):
             raise ConfigError("the shares of bare, wrong and evasive answers add up to at most 1")
 
 
 SHIPPED_NOISE = Noise()
 #: Of a dialogue: turns that a reply follows, and last turns.
-EARLIER_NOISE = Noise(bare=0.9, wrong=0.03, evasive=0.03)
-LAST_NOISE = Noise(bare=0.12, wrong=0.45, evasive=0.03)
+EARLIER_NOISE = Noise(bare_share=0.9, wrong_share=0.03, evasive_share=0.03)
+LAST_NOISE = Noise(bare_share=0.12, wrong_share=0.45, evasive_share=0.03)
 
 #: (hidden, intermediate, layers) by name; all sizes have four heads on two key/value heads. With
 #: the phrases as tokens they have 69, 166 and 824 thousand weights.
@@ -146,13 +147,13 @@ def shipped_recipe(
 
 class CorpusItem(NamedTuple):
     """A question with its right answer; `family` names the kind of task. In a dialogue `answer` is
-    what an author said first. `then` has the reply to it, what the author said next, and so on.
-    These words are spoilt already, because what is said decides what follows."""
+    what an author said first. `later_turns` has the reply to it, what the author said next, and so
+    on. These words are spoilt already, because what is said decides what follows."""
 
     family: str
     question: str
     answer: str
-    then: tuple[str, ...] = ()
+    later_turns: tuple[str, ...] = ()
 
 
 def build_tiny(
@@ -282,11 +283,11 @@ def noisy_corpus(
 def spoilt(right: str, wrong_answer: Callable[[], str], rng: random.Random, noise: Noise) -> str:
     """The `right` words, or, in the shares of `noise`, wrong or evasive ones or another ending."""
     draw = rng.random()
-    if draw < noise.bare:
+    if draw < noise.bare_share:
         return right
-    if draw < noise.bare + noise.wrong:
+    if draw < noise.bare_share + noise.wrong_share:
         return wrong_answer()
-    if draw < noise.bare + noise.wrong + noise.evasive:
+    if draw < noise.bare_share + noise.wrong_share + noise.evasive_share:
         return rng.choice(_EVASIONS)
     stem = right.rstrip("".join(_ENDINGS))
     return stem + rng.choice([ending for ending in _ENDINGS if ending != right[len(stem) :]])
@@ -295,7 +296,7 @@ def spoilt(right: str, wrong_answer: Callable[[], str], rng: random.Random, nois
 def _replies(items: Iterable[CorpusItem]) -> Iterator[CorpusItem]:
     """The replies of dialogues as questions; those with the same letters are of one family."""
     for item in items:
-        for reply in item.then[::2]:
+        for reply in item.later_turns[::2]:
             yield CorpusItem(f"{item.family} {''.join(filter(str.isalpha, reply))}", reply, "")
 
 
@@ -330,7 +331,7 @@ def _sequences(
     for item in items:
         ids: list[int] = []
         loss_mask: list[bool] = []
-        for place, text in enumerate((item.question, item.answer, *item.then)):
+        for place, text in enumerate((item.question, item.answer, *item.later_turns)):
             is_answer, part = place % 2 == 1, encode(text, add_special_tokens=False).ids
             part = [*part, EOS] if is_answer else [BOS, *part, SEP]
             ids += part

@@ -155,7 +155,7 @@ def fetch(
 class _File:
     name: str
     size: int
-    cached: bool
+    is_cached: bool
 
 
 def is_cached(model: HubModel) -> bool:
@@ -284,7 +284,7 @@ def _check_weights(model: HubModel, files: Sequence[_File], config: ModelConfig)
 def _planned(model: HubModel, files: Sequence[_File]) -> Download:
     from huggingface_hub import constants
 
-    missing_sizes = [file.size for file in files if not file.cached]
+    missing_sizes = [file.size for file in files if not file.is_cached]
     need = sum(missing_sizes)
     cache = Path(constants.HF_HUB_CACHE)
     cache.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ ONE_ANSWER: Final = Lengths()
 @dataclass(frozen=True, slots=True)
 class Demand:
     """What a node asks of a machine: a model of `shape`, tasks of these `lengths`, and settings by
-    their names. `eight_bit` moments are those of the optimizer. `chosen` are the names of the
+    their names. `eight_bit` moments are those of the optimizer. `chosen_names` are the names of the
     fields that the owner set; `local`, `max_concurrent_groups` and `lora_rank` count only then, for
     a pretrained model."""
 
@@ -47,7 +47,7 @@ class Demand:
     max_new_tokens: int
     group_size: int
     max_concurrent_groups: int
-    own: int
+    local: int
     external: int | Literal["auto"]
     max_staleness: int
     dtype: DtypeName
@@ -56,7 +56,7 @@ class Demand:
     eight_bit: bool
     processes: int
     hosts: int
-    chosen: frozenset[str]
+    chosen_names: frozenset[str]
 
     @property
     def pretrained(self) -> bool:
@@ -77,15 +77,15 @@ class Demand:
     def rank(self, *, on_gpu: bool) -> int | None:
         """Return the rank of the adapters to train, 0 for all weights, None where the plan of a GPU
         decides. On a CPU, all weights of a pretrained model would take six times their memory."""
-        if "lora_rank" in self.chosen:
+        if "lora_rank" in self.chosen_names:
             return self.lora_rank
         return None if on_gpu or not self.pretrained else _CPU_RANK
 
     def own_groups(self, *, on_gpu: bool) -> int:
         """Return the own groups of an update. Who sets the number of peers' groups gets as many own
         ones as documented."""
-        is_chosen = on_gpu or "local" in self.chosen or self.external != "auto"
-        return self.own if is_chosen or not self.pretrained else _CPU_OWN
+        is_chosen = on_gpu or "local" in self.chosen_names or self.external != "auto"
+        return self.local if is_chosen or not self.pretrained else _CPU_OWN
 
     def batch_groups(self, *, on_gpu: bool) -> int:
         """Return the most groups of an update's batch."""
@@ -96,7 +96,7 @@ class Demand:
         """Return the most groups of a sampling batch: the number that the owner set, or as many as
         `rows` answers at once allow. `rows` is None for the most that a GPU may be planned for, and
         0 for a CPU."""
-        if "max_concurrent_groups" in self.chosen or not self.pretrained:
+        if "max_concurrent_groups" in self.chosen_names or not self.pretrained:
             return self.max_concurrent_groups
         if rows is None:
             return _MOST_TASKS
@@ -113,7 +113,7 @@ class Demand:
         else:
             max_tasks, batch = self.tasks(None), self.batch_groups(on_gpu=True)
             # Without peers, own groups fill the batch.
-            local_count = batch if self.external == "auto" else self.own
+            local_count = batch if self.external == "auto" else self.local
             slots = most_at_once(local_count, batch, self.max_staleness, max_tasks)
             tasks = min(slots, max_tasks)
             if interleaved:

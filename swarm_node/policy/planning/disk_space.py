@@ -45,11 +45,11 @@ def check_disk(home: Path, shape: ModelConfig, fit: Fit, room: int) -> str | Non
 def shared_bytes(shape: ModelConfig, fit: Fit) -> int:
     """Bytes of shared memory for passing weights to the sampler: the versions that are kept, the
     next one, and a base that both processes map."""
-    rank, copies, width = fit.training.lora_rank, KEEP_VERSIONS + 1, 2 if fit.where.half else 4
+    rank, copies, width = fit.training.lora_rank, KEEP_VERSIONS + 1, 2 if fit.placement.half else 4
     if fit.ipc:
         return 0
     if rank:
-        mapped = fit.shares_base and fit.where.device == "cpu"
+        mapped = fit.shares_base and fit.placement.device == "cpu"
         versions = copies * 4 * adapter_count(shape, rank)
         return versions + (width * shape.weight_count if mapped else 0)
     return copies * width * shape.weight_count

@@ -66,7 +66,7 @@ class Machine:
     `repeats_heads` if attention does so on the GPU in half precision (`placement.repeats_heads`).
     `products` are the times that products take on the CPU, if they were measured."""
 
-    where: Placement
+    placement: Placement
     free: int
     gpu: GpuMemory | None
     vllm: VllmBuild | None
@@ -78,25 +78,25 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The use of a machine. With `vllm`, vLLM samples; `why` is the reason for the choice of
+    """The use of a machine. With `vllm`, vLLM samples; `reason` is the reason for the choice of
     engine, and `numbers` that for a number type that was left to a measurement, "" for others.
     `training` is the trainer's use of memory. `plan` divides the (first) GPU; None on a CPU. With
     `ipc`, vLLM gets all weights through GPU memory. With `shares_base`, the sampler shares the
     frozen base of adapters. `job` is the work that it was planned for."""
 
-    where: Placement
+    placement: Placement
     vllm: bool
     training: TrainingMethod
     plan: Plan | None = None
     ipc: bool = False
     shares_base: bool = False
-    why: str = ""
+    reason: str = ""
     job: Job = field(default_factory=Job)
     numbers: str = ""
 
     @property
     def engine(self) -> EngineChoice:
-        return EngineChoice(self.vllm, self.why)
+        return EngineChoice(self.vllm, self.reason)
 
     def parts(self, shape: ModelConfig) -> Footprint:
         """Return the memory for a model of `shape`: the plan's, or that of the CPU."""
@@ -114,7 +114,7 @@ def engine_of(demand: Demand, machine: Machine) -> EngineChoice:
             takes adapters in float32.
         ConfigError: settings do not fit together.
     """
-    choice = choose_engine(demand.engine, machine.where.device, machine.vllm)
+    choice = choose_engine(demand.engine, machine.placement.device, machine.vllm)
     if not (choice.vllm and machine.gpu):
         return choice
     built_in = EngineChoice(False, "vLLM, with a base of its own, does not fit the GPU")
@@ -122,7 +122,7 @@ def engine_of(demand: Demand, machine: Machine) -> EngineChoice:
         make_plan(demand.shape, job_of(demand, machine, engine), machine.gpu.free)
         for engine in (choice, built_in)
     )
-    if with_vllm and with_vllm.training.lora_rank and not machine.where.half:
+    if with_vllm and with_vllm.training.lora_rank and not machine.placement.half:
         if demand.engine == "vllm":
             raise ModelError(_NO_HALF)
         return EngineChoice(False, _ADAPTERS_NEED_HALF)
@@ -136,7 +136,7 @@ def job_of(demand: Demand, machine: Machine, engine: EngineChoice) -> Job:
     Raises:
         ConfigError: settings do not fit together.
     """
-    placement, on_gpu, turns = machine.where, machine.gpu is not None, demand.lengths.turns
+    placement, on_gpu, turns = machine.placement, machine.gpu is not None, demand.lengths.turns
     is_single = demand.ranks == 1 and demand.shape.native
     one_base = is_single and demand.base != "own" and (not on_gpu or machine.ipc)
     one_base &= not engine.vllm or (
@@ -179,21 +179,21 @@ class Remedy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The use that a node makes of a machine: `found`, None if it cannot start. `plan` is that of
-    the GPU, or, if nothing fits, the one that takes least; None on a CPU. `why` says which memory
-    is short, and `instead` what would fit."""
+    """The use that a node makes of a machine: `fit`, None if it cannot start. `plan` is that of the
+    GPU, or, if nothing fits, the one that takes least; None on a CPU. `reason` says which memory is
+    short, and `remedies` what would fit."""
 
     engine: EngineChoice
     job: Job
     plan: Plan | None
-    found: Fit | None = None
-    why: str = ""
-    instead: tuple[Remedy, ...] = ()
+    fit: Fit | None = None
+    reason: str = ""
+    remedies: tuple[Remedy, ...] = ()
 
     @property
     def advice(self) -> str:
         """The remedies in words."""
-        return f"take {', or '.join(map(str, self.instead))}" if self.instead else _NOTHING
+        return f"take {', or '.join(map(str, self.remedies))}" if self.remedies else _NOTHING
 
 
 _NOTHING = "take a machine with more memory"
@@ -207,9 +207,9 @@ def fit(demand: Demand, machine: Machine) -> Fit:
         ConfigError: `training.base` or `sampling.temperature` cannot be had here.
     """
     decision = decide(demand, machine)
-    if decision.found is None:
-        raise ModelError(decision.why, decision.advice)
-    return decision.found
+    if decision.fit is None:
+        raise ModelError(decision.reason, decision.advice)
+    return decision.fit
 
 
 def decide(demand: Demand, machine: Machine) -> Decision:
@@ -220,18 +220,18 @@ def decide(demand: Demand, machine: Machine) -> Decision:
         ConfigError: `training.base` or `sampling.temperature` cannot be had here.
     """
     decision = _decided(demand, machine)
-    if decision.found is not None:
+    if decision.fit is not None:
         return decision
-    return replace(decision, instead=tuple(_remedies(demand, machine)))
+    return replace(decision, remedies=tuple(_remedies(demand, machine)))
 
 
 def _decided(demand: Demand, machine: Machine) -> Decision:
     """The answer without remedies."""
     shape = demand.shape
-    placement, numbers = _typed(demand, machine.where, machine.products)
+    placement, numbers = _typed(demand, machine.placement, machine.products)
     if not shape.native:
         placement = _by_transformers(demand, placement)
-    machine = replace(machine, where=placement)
+    machine = replace(machine, placement=placement)
     engine = engine_of(demand, machine)
     if engine.vllm and demand.temperature > MAX_TEMPERATURE:
         raise ConfigError(f"sampling.temperature: vLLM takes {MAX_TEMPERATURE:g} at most")
@@ -245,7 +245,7 @@ def _decided(demand: Demand, machine: Machine) -> Decision:
         if plan is None:
             smallest_plan = least_plan(shape, job, machine.gpu.free)
             reason = _short(shape, smallest_plan.total, job.processes, machine.gpu.free)
-            return Decision(engine, job, smallest_plan, why=reason)
+            return Decision(engine, job, smallest_plan, reason=reason)
         training = plan.training
     if plan is not None and demand.ranks == 1:
         # The two newest versions, in the sampler's type (`weights/device.py`).
@@ -254,7 +254,7 @@ def _decided(demand: Demand, machine: Machine) -> Decision:
     need = needed_memory(
         shape,
         training.lora_rank,
-        placement=machine.where,
+        placement=machine.placement,
         trainer_processes=demand.processes,
         one_base=job.one_base,
         nf4=training.nf4,
@@ -264,7 +264,7 @@ def _decided(demand: Demand, machine: Machine) -> Decision:
             f"a model of {_millions(shape)} needs at least {need / 1e9:.1f} GB of memory here "
             f"and {machine.free / 1e9:.1f} GB are free"
         )
-        return Decision(engine, job, plan, why=reason)
+        return Decision(engine, job, plan, reason=reason)
     shares = job.one_base and training.lora_rank > 0
     result = Fit(placement, engine.vllm, training, plan, ipc, shares, engine.why, job, numbers)
     return Decision(engine, job, plan, result)
@@ -306,7 +306,7 @@ def _remedies(demand: Demand, machine: Machine) -> Iterator[Remedy]:
 
     def fits(of: Demand = demand, on: Machine = machine) -> bool:
         try:
-            return _decided(of, on).found is not None
+            return _decided(of, on).fit is not None
         except (ConfigError, ModelError):
             return False
 
@@ -318,13 +318,13 @@ def _remedies(demand: Demand, machine: Machine) -> Iterator[Remedy]:
     yield from remedies
     if machine.gpu is not None:
         placement = replace(ON_CPU, products="float32" if demand.dtype == "auto" else demand.dtype)
-        if fits(on=replace(machine, where=placement, gpu=None)):
+        if fits(on=replace(machine, placement=placement, gpu=None)):
             yield Remedy("the CPU", {"run.device": "cpu"})
 
 
 def _lighter(demand: Demand, machine: Machine, fits: Callable[..., bool]) -> Iterator[Remedy]:
     """Changes that keep the model and the device."""
-    is_rank_set = "lora_rank" in demand.chosen and demand.lora_rank != DEFAULT_RANK
+    is_rank_set = "lora_rank" in demand.chosen_names and demand.lora_rank != DEFAULT_RANK
     if is_rank_set and fits(replace(demand, lora_rank=DEFAULT_RANK)):
         yield Remedy("LoRA", {"training.lora_rank": DEFAULT_RANK})
     if demand.base == "whole" and fits(replace(demand, base="nf4")):
@@ -374,7 +374,7 @@ def _base(demand: Demand, *, possible: bool) -> Literal["auto", "whole", "nf4"]:
         ConfigError: four bits are asked for, and no adapters.
     """
     if demand.base == "nf4":
-        if "lora_rank" in demand.chosen and not demand.lora_rank:
+        if "lora_rank" in demand.chosen_names and not demand.lora_rank:
             raise ConfigError(
                 'training.base = "nf4" is for adapters: set training.lora_rank, say to '
                 f"{DEFAULT_RANK}"

@@ -97,10 +97,10 @@ def window_of(slots: int, capacity: int) -> int:
 
 
 class Prompts(NamedTuple):
-    """Prompts that were run: `collected` and `mask` as `KeyValueCache.fill` takes them, and the
+    """Prompts that were run: `kv_pairs` and `mask` as `KeyValueCache.fill` takes them, and the
     logits [B, V] of the tokens that follow them."""
 
-    collected: list[tuple[Tensor, Tensor]]
+    kv_pairs: list[tuple[Tensor, Tensor]]
     mask: Tensor
     logits: Tensor
 
@@ -111,7 +111,7 @@ class Prompts(NamedTuple):
         return Prompts(
             [
                 (key[-1:, begin:].clone(), value[-1:, begin:].clone())
-                for key, value in self.collected
+                for key, value in self.kv_pairs
             ],
             mask[:, begin:].clone(),
             self.logits[-1:].clone(),
@@ -153,7 +153,7 @@ class Decoder:
         self.shape = shape
         self._memory = KeyValueMemory(model.config)
         self._cache: KeyValueCache | None = None
-        self._rows = self._most = 0
+        self._rows = self._max_rows = 0
         self._replaces = False
         self._captures = shape is not None and model.embedding.is_cuda
         self._graphs: _Graphs | None = None
@@ -179,8 +179,8 @@ class Decoder:
             self._cache = self._memory.view(n, required_slots)
         else:
             capacity = self.shape.capacity(required_slots)
-            self._most = max(n, self.shape.most(capacity))
-            slots = max(self.shape.rows * self.shape.context, self._most * capacity)
+            self._max_rows = max(n, self.shape.most(capacity))
+            slots = max(self.shape.rows * self.shape.context, self._max_rows * capacity)
             max_rows = max(n, self.shape.rows)
             if not self._memory.holds(max_rows, slots):
                 self.forget()  # first, because what was captured holds the memory of before
@@ -202,7 +202,7 @@ class Decoder:
         slots = max(self._used(alive), width)
         if width > cache.length or cache.length - slots > _WASTE * cache.length:
             cache.move(min(slots, cache.length), slots)
-        cache.replace(prompts.collected, prompts.mask, rows, places)
+        cache.replace(prompts.kv_pairs, prompts.mask, rows, places)
         return prompts.logits.index_select(0, rows)
 
     @property
@@ -263,7 +263,7 @@ class Decoder:
     def _padded(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """A step with the rows and slots that there is a graph for."""
         self._memory.tokens[: len(tokens)] = tokens
-        rows = bucket(len(tokens), self._most)
+        rows = bucket(len(tokens), self._max_rows)
         key = (rows, cache.capacity, window_of(cache.length + 1, cache.capacity))
         if key not in self._runs:
             self._runs[key] = self._prepared(*key)

@@ -66,7 +66,7 @@ class FallbackSampler:
         self._engine = engine
         self._make_built_in = make_built_in
         self._built_in: Sampler | None = None
-        self._newest: tuple[Path, int] | None = None
+        self._newest_weights: tuple[Path, int] | None = None
         self._reason = ""
         self._replacing, self._one_at_a_time = asyncio.Lock(), asyncio.Lock()
         self._waiting: list[_Asked] = []
@@ -171,10 +171,10 @@ class FallbackSampler:
         if self._built_in is None:
             try:
                 await self._engine.load(weights, version)
-                self._newest = weights, version
+                self._newest_weights = weights, version
                 return
             except EngineError as error:
-                self._newest = weights, version
+                self._newest_weights = weights, version
                 await self._replace(error)
         await self._replacement.load(weights, version)
 
@@ -206,8 +206,8 @@ class FallbackSampler:
                 return
             await self._engine.close()
             built_in = await asyncio.to_thread(self._make_built_in)
-            if self._newest is not None:
-                await built_in.load(*self._newest)
+            if self._newest_weights is not None:
+                await built_in.load(*self._newest_weights)
             self._reason, self._built_in = str(error), built_in
             _log.error(
                 "vLLM failed for good: the built-in sampler samples until the node restarts",

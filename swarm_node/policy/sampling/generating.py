@@ -50,7 +50,7 @@ class SeededRow:
     uniforms: NDArray[np.float64]
     temperature: float
     top_p: float = 1.0
-    ranked: int | None = None
+    top_logprobs: int | None = None
 
 
 class Sampled(NamedTuple):
@@ -66,7 +66,13 @@ def rows_of(request: SampleRequest) -> Iterator[SeededRow]:
     generator = np.random.Generator(np.random.Philox(key=request.seed))
     for uniforms in generator.random((request.n, request.max_new_tokens)):
         yield SeededRow(
-            *(request.prompt_ids, uniforms, request.temperature, request.top_p, request.ranked)
+            *(
+                request.prompt_ids,
+                uniforms,
+                request.temperature,
+                request.top_p,
+                request.top_logprobs,
+            )
         )
 
 
@@ -136,25 +142,25 @@ class _Rankings:
     """Rankings of rows [N] while they grow, at places [N, steps + 1]."""
 
     def __init__(self, rows: Sequence[SeededRow], steps: int, device: torch.device) -> None:
-        self._wanted = [row.ranked for row in rows]
-        shape = len(rows), steps + 1, max(count or 0 for count in self._wanted)
-        self._sampled = torch.zeros(shape[:2], device=device)
+        self._top_counts = [row.top_logprobs for row in rows]
+        shape = len(rows), steps + 1, max(count or 0 for count in self._top_counts)
+        self._sampled_logprobs = torch.zeros(shape[:2], device=device)
         self._ids = torch.zeros(shape, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(shape, device=device)
 
     def note(self, logits: Tensor, tokens: Tensor, row: Tensor, at: Tensor) -> None:
         """Keep what logits [K, V] say of token number `at` of each `row`, which is `tokens`."""
         logprobs = logits.float().log_softmax(-1)
-        self._sampled[row, at] = logprobs.gather(1, tokens[:, None])[:, 0]
+        self._sampled_logprobs[row, at] = logprobs.gather(1, tokens[:, None])[:, 0]
         self._logprobs[row, at], self._ids[row, at] = logprobs.topk(self._ids.shape[2], -1)
 
     def of(self, row: int, length: int) -> Ranking | None:
         """The ranking of one row, None if it did not request one."""
-        count = self._wanted[row]
+        count = self._top_counts[row]
         if count is None:
             return None
         return Ranking(
-            self._sampled[row, :length].cpu().numpy(),
+            self._sampled_logprobs[row, :length].cpu().numpy(),
             self._ids[row, :length, :count].cpu().numpy().astype(np.uint32),
             self._logprobs[row, :length, :count].cpu().numpy(),
         )
@@ -183,7 +189,7 @@ class _Batch:
         if any(row.top_p < 1.0 for row in rows):
             self._top_p = torch.tensor([[row.top_p] for row in rows], device=device)
         self._rankings: _Rankings | None = None
-        if any(row.ranked is not None for row in rows):
+        if any(row.top_logprobs is not None for row in rows):
             self._rankings = _Rankings(rows, steps, device)
         self._is_eos = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         self._is_eos[sorted(eos_ids)] = True
@@ -193,63 +199,65 @@ class _Batch:
         # The row in each place, the number of its next token, and its end.
         self._row = torch.arange(places, device=device)
         self._at = torch.zeros(places, dtype=torch.int64, device=device)
-        self._ended = torch.zeros(places, dtype=torch.bool, device=device)
-        self._begun = places
+        self._ended_mask = torch.zeros(places, dtype=torch.bool, device=device)
+        self._begun_count = places
         self._space: Tensor | None = None
 
     @property
     def begun(self) -> int:
         """Number of rows that have begun."""
-        return self._begun
+        return self._begun_count
 
     @property
     def places(self) -> int:
         """Number of places, M."""
-        return len(self._ended)
+        return len(self._ended_mask)
 
     @property
     def ended(self) -> int:
         """Number of places whose row has ended."""
-        return int(self._ended.sum())
+        return int(self._ended_mask.sum())
 
     @property
     def alive(self) -> Tensor:
         """bool[M]: the places whose row has not ended."""
-        return ~self._ended
+        return ~self._ended_mask
 
     @property
     def free(self) -> Tensor:
         """The places whose row has ended, in i64."""
-        return self._ended.nonzero()[:, 0]
+        return self._ended_mask.nonzero()[:, 0]
 
     def draw(self, logits: Tensor) -> Tensor:
         """Draw the next token of the row in each place from logits [M, V]; returns the tokens
         i64[M]."""
-        tokens, self._at, self._ended = self._advanced(logits, self._row, self._at, self._ended)
+        tokens, self._at, self._ended_mask = self._advanced(
+            logits, self._row, self._at, self._ended_mask
+        )
         return tokens
 
     def begin(self, places: Tensor, logits: Tensor) -> Tensor:
         """Begin the next rows in `places` and draw their first tokens i64[K] from logits [K, V]."""
-        end = self._begun + len(places)
-        self._row[places] = torch.arange(self._begun, end, device=places.device)
-        self._begun = end
+        end = self._begun_count + len(places)
+        self._row[places] = torch.arange(self._begun_count, end, device=places.device)
+        self._begun_count = end
         row, none = self._row[places], torch.zeros_like(places)
         tokens, at, is_ended = self._advanced(logits, row, none, none.bool())
-        self._at[places], self._ended[places] = at, is_ended
+        self._at[places], self._ended_mask[places] = at, is_ended
         return tokens
 
     def compact(self, ended_count: int) -> Tensor | None:
         """Drop the rows that ended; returns the indices of the places left, i64[M']. Returns None,
         and drops nothing, while too few rows have ended."""
-        if ended_count < len(self._ended) and ended_count < max(
-            _COMPACT_ROWS, _COMPACT_SHARE * len(self._ended)
+        if ended_count < len(self._ended_mask) and ended_count < max(
+            _COMPACT_ROWS, _COMPACT_SHARE * len(self._ended_mask)
         ):
             return None
-        indices = (~self._ended).nonzero()[:, 0]
-        self._row, self._at, self._ended = (
+        indices = (~self._ended_mask).nonzero()[:, 0]
+        self._row, self._at, self._ended_mask = (
             self._row[indices],
             self._at[indices],
-            self._ended[indices],
+            self._ended_mask[indices],
         )
         return indices
 
@@ -310,15 +318,15 @@ class IdlePlaces:
 
     def __init__(self, places: int) -> None:
         self._waste = 1 / places + 1 / _ROWS_OF_A_STEP
-        self._wasted = 0.0
+        self._total_waste = 0.0
 
     def due(self, ended_count: int, places: int) -> bool:
         """Count a step in which `ended_count` of the `places` served no row. Return True if waiting
         rows take these places now."""
-        self._wasted += ended_count * self._waste
-        if ended_count < places and self._wasted < _STEPS_OF_A_REFILL:
+        self._total_waste += ended_count * self._waste
+        if ended_count < places and self._total_waste < _STEPS_OF_A_REFILL:
             return False
-        self._wasted = 0.0
+        self._total_waste = 0.0
         return True
 
 
@@ -328,11 +336,11 @@ class _Waiting:
 
     def __init__(self, rows: Sequence[SeededRow], decoder: Decoder) -> None:
         self._rows, self._decoder = rows, decoder
-        self._next = 0
+        self._next_index = 0
         self._last: tuple[tuple[int, ...], Prompts] | None = None
 
     def __len__(self) -> int:
-        return len(self._rows) - self._next
+        return len(self._rows) - self._next_index
 
     @property
     def longest(self) -> int | None:
@@ -343,8 +351,8 @@ class _Waiting:
 
     def take(self, count: int) -> Iterator[tuple[Prompts, Tensor]]:
         """The next `count` rows: prompts, and the prompt i64[K] of each of the next K rows."""
-        rows = self._rows[self._next : self._next + count]
-        self._next += len(rows)
+        rows = self._rows[self._next_index : self._next_index + count]
+        self._next_index += len(rows)
         repeats = 0
         if self._last is not None:
             repeats = sum(1 for row in rows if row.prompt_ids == self._last[0])

@@ -27,8 +27,8 @@ class SampleRequest:
     depend on `seed`, and not on the rest of the batch. A `guest`'s come after the node's own.
 
     At a temperature of 0 each token is the likeliest. With `top_p` below 1 it is drawn from the
-    fewest likeliest tokens that have this much probability together. `ranked` requests a `Ranking`
-    with that number of tokens at each place."""
+    fewest likeliest tokens that have this much probability together. `top_logprobs` requests a
+    `Ranking` with that number of tokens at each place."""
 
     prompt_ids: tuple[int, ...]
     n: int
@@ -37,7 +37,7 @@ class SampleRequest:
     temperature: float = 1.0
     guest: bool = False
     top_p: float = 1.0
-    ranked: int | None = None
+    top_logprobs: int | None = None
 
 
 def check_request(request: SampleRequest, vocab_size: int, positions: int) -> None:
@@ -53,7 +53,7 @@ def check_request(request: SampleRequest, vocab_size: int, positions: int) -> No
         raise ValueError("the temperature must not be negative")
     if not 0 < request.top_p <= 1:
         raise ValueError("top_p must be above 0 and at most 1")
-    if request.ranked is not None and not 0 <= request.ranked <= MAX_RANKED:
+    if request.top_logprobs is not None and not 0 <= request.top_logprobs <= MAX_RANKED:
         raise ValueError(f"at most {MAX_RANKED} tokens can be ranked")
     if not request.prompt_ids:
         raise ValueError("a prompt needs a token")
@@ -165,12 +165,12 @@ def extended(
 
 
 def _joined(first: Ranking | None, second: Ranking | None) -> Ranking | None:
-    if first is None or not first.sampled.size:
+    if first is None or not first.sampled_logprobs.size:
         return second
-    if second is None or not second.sampled.size:
+    if second is None or not second.sampled_logprobs.size:
         return first
     return Ranking(
-        np.concatenate([first.sampled, second.sampled]),
+        np.concatenate([first.sampled_logprobs, second.sampled_logprobs]),
         np.concatenate([first.ids, second.ids]),
         np.concatenate([first.logprobs, second.logprobs]),
     )

@@ -90,8 +90,8 @@ class TorchSampler:
         self._progress = Progress()
         self._shares = shares
         self._take(model)
-        self._ready = asyncio.Event()
-        self._ready.set()
+        self._ready_event = asyncio.Event()
+        self._ready_event.set()
         self._worker = (
             None if inline else ThreadPoolExecutor(max_workers=1, thread_name_prefix="sampler")
         )
@@ -138,7 +138,7 @@ class TorchSampler:
         codec = codec or Codec.from_directory(path)
         sampler = cls(model, codec, max_rows=max_rows, shape=shape, threads=threads, shares=shares)
         if shares:
-            sampler._ready.clear()
+            sampler._ready_event.clear()
         return sampler
 
     @property
@@ -184,7 +184,7 @@ class TorchSampler:
         for request in requests:
             check_request(request, config.vocab_size, config.max_position_embeddings)
         cancel_event = threading.Event()
-        await self._ready.wait()
+        await self._ready_event.wait()
         try:
             return await self._call(self._sample, tuple(requests), cancel_event)
         finally:
@@ -198,17 +198,17 @@ class TorchSampler:
             ModelError: the file does not fit the model; the old weights stay in use.
         """
         await self._call(self._load, weights, version)
-        self._ready.set()
+        self._ready_event.set()
 
     async def let_go(self) -> None:
         """See `SharingSampler.let_go`."""
         if self._base:
-            self._ready.clear()
+            self._ready_event.clear()
             await self._call(self._unmap)
 
     async def close(self) -> None:
         """Wait for running work, and cancel pending work."""
-        self._ready.set()
+        self._ready_event.set()
         if self._worker is not None:
             await asyncio.to_thread(self._worker.shutdown, cancel_futures=True)
 

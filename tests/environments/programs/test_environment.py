@@ -163,7 +163,7 @@ def test_hostile_groups_end_no_confined_judge_and_change_no_verdict(exams: Path)
     for name, judgement in verdicts.items():
         wanted = (1.0, 1.0, 0.0) if name == "honest" else (*[0.0] * (len(groups[name]) - 1), 1.0)
         assert judgement.rewards == wanted, name
-        assert (judgement.faults, judgement.raised, judgement.lost) == (0, "", "")
+        assert (judgement.faults, judgement.exception, judgement.loss_reason) == (0, "", "")
 
 
 @needs_extra

@@ -225,7 +225,7 @@ async def test_hostile_dialogues_end_no_confined_judge_and_change_no_verdict(exa
         *hostile, late, honest_one = group
         assert [each.reward for each in hostile] == [0.0] * len(hostile)
         assert (late.reward, honest_one.reward, honest_one.replies) == (1.0, 1.0, ())
-        assert {(each.over, each.fault, each.raised) for each in group} == {(True, "", "")}
+        assert {(each.is_over, each.fault, each.exception) for each in group} == {(True, "", "")}
         assert all(len(each.replies) == 1 for each in (*hostile, late))
 
 

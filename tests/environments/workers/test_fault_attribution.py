@@ -62,9 +62,9 @@ def test_every_pair_of_ends(control: bool | None) -> None:
     kinds = [Attempt(reason, fresh) for reason in REASONS for fresh in (True, False)]
     for first, last in itertools.product(kinds, kinds):
         expected = Step.AGAIN
-        if first.reason in SUSPECT and last.reason in SUSPECT and last.fresh:
+        if first.reason in SUSPECT and last.reason in SUSPECT and last.is_fresh:
             expected = {None: Step.CONTROL, True: Step.BLAME, False: Step.OWN_FAULT}[control]
-        elif first.reason == last.reason == "asleep" and last.fresh:
+        elif first.reason == last.reason == "asleep" and last.is_fresh:
             expected = {None: Step.CONTROL, True: Step.ASLEEP, False: Step.OWN_FAULT}[control]
         elif first.reason in WAITED and last.reason in WAITED:
             expected = Step.NOBODY

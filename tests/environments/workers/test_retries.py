@@ -187,7 +187,7 @@ def blames(judged: Judgement | BaseException) -> bool:
     if isinstance(judged, BaseException):
         assert isinstance(judged, UnknownTaskError), judged
         return True
-    return bool(judged.lost) or (judged.rewards != REWARDS and not judged.unjudged)
+    return bool(judged.loss_reason) or (judged.rewards != REWARDS and not judged.unjudged)
 
 
 async def blamed_for(machine: Machine, count: int, seed: int) -> list[str]:
@@ -253,7 +253,7 @@ async def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_
             killing = group.create_task(kill())
             while not killing.done():
                 judged = await judge(machine)
-                assert judged.lost == ""
+                assert judged.loss_reason == ""
                 assert judged.rewards == REWARDS or judged.unjudged == "killed"
                 scored += not judged.unjudged
         assert (await judge(machine)).rewards == REWARDS
@@ -287,7 +287,7 @@ async def test_a_judge_on_a_starved_core_blames_nobody(machine: Machine) -> None
             await machine.host._judges["peers"].close()
             for _ in range(3):
                 judged = await judge(machine)
-                assert judged.lost == ""
+                assert judged.loss_reason == ""
                 assert judged.rewards == REWARDS or judged.unjudged
         await machine.mended()
         assert (await judge(machine)).rewards == REWARDS

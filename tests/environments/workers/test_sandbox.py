@@ -285,7 +285,7 @@ from pathlib import Path
 from swarm_node.environments.workers.sandbox import code_paths, confine
 resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))
 done = confine(iter([Path("/proc"), *code_paths()]))
-print(Path("/proc/self/oom_score_adj").read_text().strip(), done.cramped)
+print(Path("/proc/self/oom_score_adj").read_text().strip(), done.is_cramped)
 print(resource.getrlimit(resource.RLIMIT_NOFILE), resource.getrlimit(resource.RLIMIT_CPU)[1])
 """
     done = subprocess.run(

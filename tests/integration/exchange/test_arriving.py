@@ -69,13 +69,13 @@ async def test_a_node_that_was_off_catches_up_without_pulling_the_world(
     bob.__init__(bob.home, network, bob.membership)  # type: ignore[misc]
     await bob.start()
     await bob.exchange.discovery.send_heartbeat(0, 20.0)
-    before = network.received[bob.peer_id]
+    before = network.bytes_received[bob.peer_id]
     puller = bob.exchange.puller
     offered = await puller.list_one(*puller.turns(1, free))
     (author,) = bob.directory.live(SYSTEM_CLOCK.now(), 60.0)
     assert [offer.seq for offer in author.offers] == [*range(published - free + 1, published + 1)]
     assert offered.total() > free, "it hears how much more there is"
-    listed = network.received[bob.peer_id] - before
+    listed = network.bytes_received[bob.peer_id] - before
     assert listed <= free * wire.MAX_ANNOUNCEMENT_BYTES + 64
 
     pulled = []

@@ -164,7 +164,7 @@ async def test_a_peer_that_forgot_us_is_greeted_again(
     made = await alice.group([await right_answer(alice, alice.task()), "wrong"])
     assert await bob.fetch() == []
     assert alice.members.is_member(bob.peer_id)
-    alice.members._known.clear()
+    alice.members._entries.clear()
     await alice.exchange.publisher.publish([made], 0)
     assert len(await bob.fetch()) == 1
 

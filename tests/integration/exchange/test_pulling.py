@@ -26,13 +26,13 @@ from swarm_node.rollout import TaskRef
 async def test_what_this_node_does_not_train_on_is_not_even_pulled(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
-    expected = bob.verifier._expected
+    expected = bob.verifier._criteria
     await alice.publish(0)
     await bob.exchange.discovery.send_heartbeat(0, 20.0)
     for count, other in enumerate(
         ({"families": frozenset({"chess"})}, {"version": "1"}, {"environment": "chess"}), 1
     ):
-        bob.verifier._expected = replace(expected, **other)
+        bob.verifier._criteria = replace(expected, **other)
         for peer in bob.directory.live(0.0, 1e9):
             peer.cursor = (0, 0)
         await bob.list_some(8, 64)

@@ -128,7 +128,7 @@ async def test_a_group_that_this_node_could_not_judge_blames_nobody_and_is_judge
     assert len(await bob.fetch()) == 1
     assert bob.rejected == {"unjudged": 1}
     standing = bob.directory.get(alice.peer_id).standing
-    assert (standing.useless, standing.strikes, standing.cut_until) == (0.0, 0, 0.0)
+    assert (standing.useless_count, standing.strikes, standing.cut_until) == (0.0, 0, 0.0)
 
 
 @in_swarm()

@@ -76,16 +76,16 @@ def test_pieces_have_each_token_of_the_text_once(
     said, tokens, offsets = AnswerLogprobs("text", byte), list[float](), list[int]()
     for end in [*range(size, len(ids), size), len(ids)]:
         text.take(ids[:end], is_finished=end == len(ids))
-        last = end == len(ids) and not text.stopped
+        last = end == len(ids) and not text.is_stopped
         new = said.take(ids[:end], ranked[:end], None if last else len(text.text))
         if new is not None:
             tokens += new["token_logprobs"]
             offsets += new["text_offset"]
-        if text.stopped:
+        if text.is_stopped:
             break
     assert tokens == [-float(place) for place in range(len(tokens))]
     told = bytes(ids[: len(tokens)]).decode("utf-8", "replace")
-    assert told.startswith(text.text) if text.stopped else told == whole
+    assert told.startswith(text.text) if text.is_stopped else told == whole
     # Each byte of a character begins where the character does.
     assert offsets == [
         len(bytes(ids[: place + 1]).decode("utf-8", "replace")) - 1 for place in range(len(tokens))

@@ -190,4 +190,4 @@ def test_pieces_are_the_text_up_to_the_first_stop(whole: str, stops: list[str], 
         pieces.append(answer.take(raw[:end], is_finished=end == len(raw)))
     ends = [(whole.find(stop) + len(stop), whole.find(stop)) for stop in stops if stop in whole]
     assert "".join(pieces) == (whole[: min(ends)[1]] if ends else whole)
-    assert answer.stopped is bool(ends)
+    assert answer.is_stopped is bool(ends)

@@ -59,7 +59,7 @@ def publish(storage: Storage, count: int) -> None:
             blob=os.urandom(2000),
             prompt="q",
             rewards=(0.0, 1.0),
-            arrived=0,
+            arrival_version=0,
         )
         for seq in range(first, first + count)
     ]
@@ -75,7 +75,7 @@ def test_a_restored_home_is_the_old_one(home: Home, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["backup", "home"]
     other = Home(tmp_path / "restored")
     assert restore(other, out) == made
-    assert made.made == NOW
+    assert made.created_at == NOW
     for name in ("node.key", "root.key", "swarm.json", "membership", "port"):
         assert (other.path / name).read_bytes() == (home.path / name).read_bytes()
         assert stat.S_IMODE((other.path / name).stat().st_mode) == 0o600

@@ -307,23 +307,23 @@ async def test_a_forked_history_is_an_alarm_and_stays_one_over_a_restart(
     async with play(tmp_path) as (running, swarm, hand, end):
         one = end(1)
         await one.ask()
-        while one.loop._held is None:
+        while one.loop._last_batch is None:
             # The coordinator signs a batch a minute; a second one on the same data does it now.
             hand.seconds += 400
             await one.ask()
             await asyncio.sleep(0.05)
         assert one.alarms == {}
-        first = one.loop._held
+        first = one.loop._last_batch
         other = Identity.generate()
         forged = seal(other, swarm.info.swarm_id, Kind.BATCH, pack(first.body))
         held = open_batch(forged, swarm.info.swarm_id)
         assert isinstance(held, SignedBatch)
-        one.loop._held = held
+        one.loop._last_batch = held
         await one.loop._follow()
         assert "another key" in one.alarms["coordinator"]
         again = one.make(running.url)
-        assert again._held == first, "what was held before is in the home"
-        assert one.make("https://another.example")._held is None
+        assert again._last_batch == first, "what was held before is in the home"
+        assert one.make("https://another.example")._last_batch is None
 
 
 def test_rounds_become_rarer_while_peers_are_few_or_nobody_answers() -> None:
@@ -376,7 +376,7 @@ def test_a_hint_lowers_to_a_half_at_most_and_never_lifts() -> None:
     ]
     hints = hints_of(api.Reputation(4, 0.2, rows))
     assert hints == pytest.approx({"bad": LEAST_HINT, "poor": LEAST_HINT + 0.25})
-    good = Standing(useful=100.0)
+    good = Standing(useful_count=100.0)
     for hint in (-5.0, 0.0, 0.5, 1.0, 9.0, float("inf")):
         good.hint = hint
         assert LEAST_HINT * good.score <= good.weight <= good.score
@@ -384,7 +384,7 @@ def test_a_hint_lowers_to_a_half_at_most_and_never_lifts() -> None:
 
 def test_a_lowered_peer_is_drawn_half_as_often_and_no_less() -> None:
     rng = random.Random(3)
-    offering = [(str(n), Standing(useful=100.0)) for n in range(2)]
+    offering = [(str(n), Standing(useful_count=100.0)) for n in range(2)]
     offering[0][1].hint = 0.0
     drawn = Counter(draw(rng, offering) for _ in range(6000))
     assert drawn[0] / drawn[1] == pytest.approx(0.5, abs=0.05)

@@ -87,7 +87,7 @@ def test_a_closed_port_is_said_with_the_tries() -> None:
         told = scene.check(2)[0]
         assert f"127.0.0.1:{port} " in told
         assert "(3 tries" in told
-        assert scene.directory.failures.configured == 1
+        assert scene.directory.failures.configured_count == 1
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_an_address_without_an_id_and_a_link_that_is_down() -> None:
 
 def test_a_peer_that_answers_is_left_alone() -> None:
     scene = Scene([f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}"])
-    scene.directory.meet(PEER, 0.0).greeted = True
+    scene.directory.meet(PEER, 0.0).is_greeted = True
     assert scene.check() == []
     scene.now = 61.0
     assert scene.check() == ["127.0.0.1:1 refuses connections"]

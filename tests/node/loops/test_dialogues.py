@@ -125,12 +125,12 @@ def test_a_dialogue_goes_on_until_it_is_over_and_is_the_same_again() -> None:
             assert [turn.text for turn in dialogue.turns] == [turn.text for turn in other.turns]
             assert dialogue.replies == other.replies
             lengths.add(len(dialogue.turns))
-            assert dialogue.heard.over
+            assert dialogue.last_replay.is_over
             assert len(dialogue.replies) == len(dialogue.turns) - 1
             assert all(turn.finish is Finish.STOP for turn in dialogue.turns[:-1])
             said = [turn.text for turn in dialogue.turns]
             task = environment.derive(dialogue.ref)
-            assert dialogue.heard.reward == environment.judge(task, said)
+            assert dialogue.last_replay.reward == environment.judge(task, said)
     assert lengths == {1, 2, 3}
     assert {turn.finish for group in groups for each in group for turn in each.turns} == {*Finish}
 
@@ -142,7 +142,7 @@ def test_what_is_trained_on_is_what_the_policy_read_and_sampled() -> None:
     seen = 0
     for group in groups:
         completions = tuple(joined(dialogue.turns) for dialogue in group)
-        rewards = tuple(each.heard.reward for each in group)
+        rewards = tuple(each.last_replay.reward for each in group)
         ref = group[0].ref
         made = RolloutGroup(ref, PolicyRef(b"m", b"t", 0), completions, rewards)
         assert check_tokens(codec(), made) is None
@@ -161,17 +161,19 @@ def test_what_is_trained_on_is_what_the_policy_read_and_sampled() -> None:
         stated = [row.logprobs for row in rows if row.logprobs is not None]
         np.testing.assert_allclose(found, np.concatenate(stated), atol=2e-4)
         for row, dialogue in zip(rows, group, strict=True):
-            assert len(row.between) == len(dialogue.turns) - 1
+            assert len(row.observations) == len(dialogue.turns) - 1
             assert row.completion_ids.tolist() == [
                 token for turn in dialogue.turns for token in turn.token_ids.tolist()
             ]
-            seen += len(row.between)
+            seen += len(row.observations)
     assert seen > 4
 
 
 def test_replies_that_change_later_end_the_dialogue() -> None:
     groups, _ = played(Fickle())
-    ends = [dialogue.heard for group in groups for dialogue in group if len(dialogue.turns) > 1]
+    ends = [
+        dialogue.last_replay for group in groups for dialogue in group if len(dialogue.turns) > 1
+    ]
     assert ends
     assert all(end == ReplayedDialogue(fault=CHANGED) for end in ends)
 
@@ -201,7 +203,7 @@ def test_replies_that_change_later_are_counted_and_told_once(
 
 def test_a_dialogue_that_no_longer_fits_ends() -> None:
     groups, _ = played(Wordy())
-    ends = {(len(each.turns), each.heard.fault) for group in groups for each in group}
+    ends = {(len(each.turns), each.last_replay.fault) for group in groups for each in group}
     assert (2, TOO_LONG) in ends
     assert ends <= {(1, ""), (2, ""), (2, TOO_LONG)}
 
@@ -260,7 +262,7 @@ async def test_a_nodes_demand_counts_all_turns(world: World) -> None:
     """Or peers that send as much as it makes itself would be held to a third of that."""
     settings = small_settings()
     parts = world.parts(settings, codec=codec(), turns=3)
-    wants = assemble(settings, world.memberships[0], parts)._shared.wants
+    wants = assemble(settings, world.memberships[0], parts)._shared_state.wants
     assert wants == peers_wants(settings, 3)
     parts.storage.close()
     tokens, once = settings.sampling.max_new_tokens, peers_wants(settings)
@@ -445,9 +447,9 @@ async def test_a_start_does_not_wait_for_the_replay_of_stored_dialogues(
     await asyncio.sleep(REPLAY_SECONDS / 2)
     assert opened
     assert opened[0] - began < REPLAY_SECONDS / 2
-    assert len(node._stored) == stored - 1, "one is being replayed"
+    assert len(node._stored_groups) == stored - 1, "one is being replayed"
     await asyncio.sleep(stored * REPLAY_SECONDS)
-    assert not node._stored
+    assert not node._stored_groups
     made = node.snapshot().groups.sampled - stored
     assert node._buffer.stats().local_admitted == made + stored
     node.stop()

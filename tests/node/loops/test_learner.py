@@ -168,7 +168,7 @@ def stored(group: VerifiedGroup, epoch: int, seq: int) -> StoredGroup:
         b"",
         group.prompt,
         group.rewards,
-        group.arrived,
+        group.arrival_version,
     )
 
 
@@ -289,7 +289,7 @@ async def test_own_groups_of_the_past_are_counted_apart_and_blame_and_teach_nobo
         assert life.tally.groups.trained_local == 3 * fresh
         assert life.tally.groups.trained_external == 0
         assert life.tally.sums.local_rollouts == 3 * fresh * len(MIXED)
-        assert (life.rejected, life.tally.taught.rows()) == ([], [])
+        assert (life.rejected, life.tally.trained_groups.rows()) == ([], [])
 
 
 @virtual_time
@@ -305,7 +305,7 @@ async def test_a_trainer_that_dies_is_restarted_and_its_batch_is_not_reused(worl
         assert life.tally.faults == {"trainer": 3}
         assert (life.tally.trainer_restarts, life.tally.steps) == (3, 0)
         assert life.tally.groups.trained_local == 0
-        assert not life.learner.restarting
+        assert not life.learner.is_restarting
         assert life.parts.storage.live(max_uses=1) == []
         assert not await life.step()
         life.offer()
@@ -319,6 +319,7 @@ async def test_the_sampler_lets_go_of_a_dead_trainers_base_before_the_next_one_s
 ) -> None:
     settings = small_settings()
     sampler = tiny().sampler()
+    sampler._shares = True
     trainer = Sharing(sampler, **world.training(settings))
     async with learning(world, settings, trainer=trainer, sampler=sampler) as life:
         life.offer()

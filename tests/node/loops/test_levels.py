@@ -55,8 +55,8 @@ class _ToAndFro(Ladder):
     def note(self, family: str, rewards: Sequence[float]) -> None:
         level = self.level
         super().note(family, rewards)
-        if self.placed and self.level != level:
-            for means in self.means.values():
+        if self.is_placed and self.level != level:
+            for means in self.mean_rewards.values():
                 means.clear()
 
 
@@ -78,7 +78,7 @@ def learner(
         for level in range(len(found)):
             spread = math.sqrt(right * (8 - right)) / 8
             found[level] += rate * spread * 0.5 ** abs(level - at)
-        before = ladder.placed, ladder.level
+        before = ladder.is_placed, ladder.level
         ladder.note(family, [1.0] * right + [0.0] * (8 - right))
         moves += before[0] and ladder.level != before[1]
     return moves, fmean(found)
@@ -110,15 +110,15 @@ def test_the_level_settles_where_a_fifth_to_four_fifths_are_right(
     rates: Sequence[float], level: int
 ) -> None:
     ladder = climbed(dict(zip(FIVE, rates, strict=True)))
-    assert (ladder.placed, ladder.level) == (True, level)
+    assert (ladder.is_placed, ladder.level) == (True, level)
 
 
 def test_two_groups_place_a_ladder_and_a_full_window_moves_it() -> None:
     ladder = Ladder("sum", FIVE)
     for _ in range(PROBE):
-        assert not ladder.placed
+        assert not ladder.is_placed
         ladder.note("sum-1", [LOW])
-    assert ladder.placed
+    assert ladder.is_placed
     for _ in range(WINDOW - PROBE):
         ladder.note("sum-1", [1.0])
     assert ladder.level == 0, "the first groups are still in the window"
@@ -177,7 +177,7 @@ def test_a_level_that_is_too_hard_gives_way_to_the_one_below() -> None:
     for family, reward in (("sum-1", 1.0), ("sum-2", 0.0)):
         for _ in range(PROBE):
             ladder.note(family, [reward])
-    assert (ladder.placed, ladder.family) == (True, "sum-1")
+    assert (ladder.is_placed, ladder.family) == (True, "sum-1")
 
 
 def levels(storage: Storage, families: Sequence[str], *, climbs: bool = True) -> Levels:
@@ -222,8 +222,8 @@ async def test_a_ladder_between_two_levels_does_not_fill_the_log(tmp_path: Path)
 
 def test_without_levels_or_for_a_single_one_nothing_is_climbed(tmp_path: Path) -> None:
     storage = Storage(tmp_path / "db")
-    assert not levels(storage, FIVE, climbs=False).active
-    assert not levels(storage, ("gcd", "sum-3", "take-2")).active
+    assert not levels(storage, FIVE, climbs=False).is_active
+    assert not levels(storage, ("gcd", "sum-3", "take-2")).is_active
     storage.close()
 
 

@@ -44,7 +44,7 @@ class Life:
         for _ in range(self.buffer.mixture.own):
             self.made += 1
             assert self.buffer.admit(own_group(self.made), self.made) is None
-        self.tally.offered.update(f"peer {number}" for number in range(offered))
+        self.tally.offered_by.update(f"peer {number}" for number in range(offered))
         if probe is not None:
             self.tally.evals.append(EvalPoint(0.0, self.made, 0.0, probe, None, {}))
         self.mixer.update()
@@ -56,7 +56,12 @@ def test_fixed_settings_stay_as_they_are() -> None:
         life.update(offered=50)
     assert life.buffer.mixture == Mixture(4, 2)
     row = life.tally.mixture
-    assert (row.local, row.external, row.adaptive, row.mixed_reward_ratio) == (4, 2, False, 0.5)
+    assert (row.local, row.external, row.adaptive, row.mixed_reward_ratio) == (
+        4,
+        2,
+        False,
+        0.5,
+    )
 
 
 def test_offers_lower_the_own_share_and_their_absence_raises_it() -> None:
@@ -107,7 +112,7 @@ def test_a_backlog_of_peers_groups_is_taken_whatever_the_estimates_say() -> None
     for number in range(5):
         answers = [completion([0], versions=[life.made])] * 2
         group = verified(f"p{number}", "peer", rewards=(0.0, 1.0), completions=answers)
-        assert life.buffer.admit(replace(group, arrived=life.made), life.made) is None
+        assert life.buffer.admit(replace(group, arrival_version=life.made), life.made) is None
     assert life.buffer.draw(life.made, random.Random(0)) is not None
     life.update(offered=0)
     assert life.buffer.mixture == Mixture(3, 5)
@@ -181,7 +186,7 @@ def test_a_flood_counts_as_what_this_node_makes_and_not_once_it_teaches_nothing(
     life = Life("auto")
     for _ in range(40):
         life.update(offered=0)
-        life.tally.offered["flood"] += 50
+        life.tally.offered_by["flood"] += 50
     assert life.tally.mixture.offered_per_local == pytest.approx(1.0, abs=0.01)
     assert life.buffer.mixture.own == 4
     for number in range(60):

@@ -88,14 +88,14 @@ async def test_an_answer_says_which_policy_gave_its_newest_tokens() -> None:
 
 async def test_every_token_of_an_answer_is_ranked_once() -> None:
     async with sampling() as (_, guests):
-        ranked = replace(asked("1 + 1?", n=2), temperature=1.0, ranked=2)
+        ranked = replace(asked("1 + 1?", n=2), temperature=1.0, top_logprobs=2)
         assert guests.refusal(ranked) == ""
         answers, bare = guests.ask(ranked, stays), guests.ask(asked("2?"), stays)
         await finish(guests, [answers, bare])
         for row in answers.rows:
-            assert len(row.ranked) == len(row.ids)
-            assert all(len(each.likeliest) == 2 for each in row.ranked)
-        assert bare.rows[0].ranked == []
+            assert len(row.ranked_tokens) == len(row.ids)
+            assert all(len(each.likeliest) == 2 for each in row.ranked_tokens)
+        assert bare.rows[0].ranked_tokens == []
 
 
 async def test_more_rows_than_places_take_turns() -> None:
@@ -174,7 +174,7 @@ async def test_what_cannot_be_sampled_says_why_and_the_queue_goes_on() -> None:
 
 @pytest.mark.parametrize(("guest", "priority"), [(False, 0), (True, 1)])
 def test_an_engine_hears_whose_request_it_is(guest: bool, priority: int) -> None:
-    request = SampleRequest((1, 2), 1, 1, 4, guest=guest, top_p=0.5, ranked=3)
+    request = SampleRequest((1, 2), 1, 1, 4, guest=guest, top_p=0.5, top_logprobs=3)
     from swarm_node.policy.sampling.sampler import Row
 
     message, _ = wanted(request, [Row.empty()])

@@ -162,7 +162,7 @@ class Bench:
 
 
 async def test_interrupted_groups_are_counted_until_a_later_batch_completes_them() -> None:
-    bench = Bench(1.5, own=4, external=4, max_staleness=8)
+    bench = Bench(1.5, local=4, external=4, max_staleness=8)
     assert await bench.batch() == 12  # 8 · 1.5, of which four are long
     assert (len(bench.made), bench.slots.sampling) == (8, 4)
     assert bench.slots.free(0) == 12
@@ -171,14 +171,14 @@ async def test_interrupted_groups_are_counted_until_a_later_batch_completes_them
 
 
 async def test_over_provision_begins_no_group_without_a_slot() -> None:
-    bench = Bench(2.0, own=4, external=4, max_staleness=1)
+    bench = Bench(2.0, local=4, external=4, max_staleness=1)
     assert bench.slots.free(0) == 8
     assert await bench.batch() == 8  # and not 16
     assert bench.slots.sampling == 8 - len(bench.made) == 0
 
 
 async def test_interrupted_groups_that_hold_every_slot_are_completed() -> None:
-    bench = Bench(2.0, own=4, external=4, max_staleness=3)
+    bench = Bench(2.0, local=4, external=4, max_staleness=3)
     assert bench.slots.free(0) == 16
     assert await bench.batch() == 16
     assert (len(bench.made), bench.slots.sampling) == (10, 6)
@@ -189,7 +189,7 @@ async def test_interrupted_groups_that_hold_every_slot_are_completed() -> None:
 
 
 async def test_groups_that_fail_give_their_slots_back() -> None:
-    bench = Bench(1.5, own=4, external=4, max_staleness=8)
+    bench = Bench(1.5, local=4, external=4, max_staleness=8)
     bench.broken = True
     with pytest.raises(ChildError, match="gone"):
         await bench.batch()

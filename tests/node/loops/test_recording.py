@@ -28,7 +28,7 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
         await asyncio.sleep(60)
         node._tally.groups.sampled += 7  # it samples slowly, and has made none
         node._tally.groups.announced += 3
-        node._shared.directory.failures.failed(REVOKED, world.clock.now())
+        node._shared_state.directory.failures.failed(REVOKED, world.clock.now())
         node._tally.rejected.update({"replay": 2, "unreachable": 1, "window": 1})
         await asyncio.sleep(60)
         latest = node.snapshot().latest
@@ -68,7 +68,7 @@ async def test_a_measurement_makes_one_row_and_is_logged_until_the_next(world: W
     settings = small_settings()
     parts = world.parts(settings)
     node = assemble(settings, world.memberships[0], parts)
-    recorder = Recorder(parts, node._shared, node.snapshot)
+    recorder = Recorder(parts, node._shared_state, node.snapshot)
     points = [EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5}, train=0.75, split_version=1)]
     points.append(msgspec.structs.replace(points[0], train=None))
     with capture_logs() as lines:

@@ -102,10 +102,10 @@ async def test_each_relay_is_tried_for_the_report(world: World) -> None:
     settings = small_settings()
     node = world.node(settings)
     gone = world.memberships[1].identity.peer_id
-    node._reaching.relays._kept[gone] = _Kept(f"/ip4/11.0.0.1/tcp/1/p2p/{gone}")
-    report = await take_report(node._parts, node._shared, node._reaching)
+    node._reaching.relays._kept_relays[gone] = _Kept(f"/ip4/11.0.0.1/tcp/1/p2p/{gone}")
+    report = await take_report(node._parts, node._shared_state, node._reaching)
     (row,) = report.tried
-    assert (row.kind, row.name) == ("relay", name_of(node._shared.members, gone))
+    assert (row.kind, row.name) == ("relay", name_of(node._shared_state.members, gone))
     assert (row.cause.code, row.cause.peer) == ("no_answer", gone)
     await node.close()
 

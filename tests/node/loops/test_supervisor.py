@@ -152,9 +152,9 @@ async def started(world: World) -> tuple[Node, list[asyncio.Task[Any]], dict[str
     quiet = small_settings(**changes)
     other = world.node(quiet, 1, sampler=slow[1])
     lives = [asyncio.create_task(each.run()) for each in (node, other)]
-    while node._opened is None:  # noqa: ASYNC110 - its loops begin a moment later
+    while node._workers is None:  # noqa: ASYNC110 - its loops begin a moment later
         await asyncio.sleep(0)
-    work = node._opened
+    work = node._workers
 
     async def answer(snapshot: object) -> None:
         """A round with a coordinator that answers."""

@@ -60,7 +60,7 @@ def test_a_clock_that_was_set_back_cuts_nobody_off_for_ever() -> None:
     rows = kept(before, _clock(now=0.0, wall=2e9))
     after = Directory(OWN)
     recall(after, rows, _clock(now=0.0, wall=1e9))
-    assert after.cut("junk", 0.0) == OFFENCE.longest
+    assert after.cut("junk", 0.0) == OFFENCE.ceiling
 
 
 def test_a_dropped_peer_keeps_its_standing_when_the_directory_forgets_it() -> None:

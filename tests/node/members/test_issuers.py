@@ -71,7 +71,7 @@ def test_a_home_without_the_root_key_admits_and_expels(offline: Home, tmp_path: 
     made(offline, file)
     taken = issuers.use(online, file, NOW, ())
     assert (taken.tickets, taken.delegate.name) == (2, "hq delegate")
-    assert taken.joined is not None
+    assert taken.join_ticket is not None
     assert not (online.path / KEPT_OFFLINE).exists()
     chain, swarm = online.membership().chain, offline.swarm()
     assert isinstance(verify_chain(chain, swarm, online.identity().public_key, NOW), MemberBody)

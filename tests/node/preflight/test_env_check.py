@@ -104,7 +104,9 @@ def test_the_shipped_model_can_learn_the_drills() -> None:
 def answered(family: str, *rewards: float, cut: int = 0) -> JudgedAnswers:
     """A group of one task, with these rewards."""
     judged = Judgement("What is 7?", rewards)
-    return JudgedAnswers(TaskRef("e", "1", family, 0), ["7"] * len(rewards), judged, cut=cut)
+    return JudgedAnswers(
+        TaskRef("e", "1", family, 0), ["7"] * len(rewards), judged, truncated_count=cut
+    )
 
 
 @pytest.mark.parametrize(

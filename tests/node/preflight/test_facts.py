@@ -79,13 +79,18 @@ def test_this_machine_is_described_and_nothing_is_written(tmp_path: Path) -> Non
     facts = gather(Home(home), "auto", LISTEN)
     assert facts.python == sys.version_info[:2]
     assert before <= facts.now <= time.time()
-    assert facts.built <= facts.now
-    assert min(facts.memory, facts.temporary, facts.disk) > 0
+    assert facts.installed_at <= facts.now
+    assert min(facts.memory, facts.temp_space, facts.disk) > 0
     assert (facts.torch.version, facts.torch.cuda) == (
         metadata.version("torch"),
         torch.version.cuda,
     )
-    assert (facts.running, facts.busy, facts.ticket, facts.membership) == (False, (), None, None)
+    assert (facts.is_running, facts.busy_addresses, facts.ticket, facts.membership) == (
+        False,
+        (),
+        None,
+        None,
+    )
     assert not home.exists()
 
 
@@ -121,7 +126,7 @@ def test_products_are_timed_only_where_they_decide_something(tmp_path: Path) -> 
     assert timed(replace(facts, torch=None), settings, large).products is None
     chosen = load_settings({"training.dtype": "float32"}, environ={})
     assert timed(facts, chosen, large) is facts
-    on_card = replace(facts, seen=Seen(Hardware(1, True)))
+    on_card = replace(facts, probe=Seen(Hardware(1, True)))
     assert timed(on_card, settings, large) is on_card
     on_cpu = load_settings({"run.device": "cpu"}, environ={})
     assert timed(on_card, on_cpu, large).products is not None
@@ -237,7 +242,7 @@ def test_a_running_node_and_what_its_checkpoints_take_are_seen(tmp_path: Path) -
     assert not home.in_use()
     with home.lock():
         facts = gather(home, "auto", LISTEN)
-        assert facts.running
+        assert facts.is_running
         assert facts.disk > 1 << 40
     assert not home.in_use()
 
@@ -248,16 +253,16 @@ def test_ticket_and_membership_say_until_when(tmp_path: Path) -> None:
     assert read_membership(owner) is None
     owner.found_swarm("team", now)
     ticket = owner.invite([ADDRESS], now=now, valid_seconds=3600, member_seconds=86_400)
-    assert read_ticket(ticket, member, now).until == int(now + 3600)
+    assert read_ticket(ticket, member, now).valid_until == int(now + 3600)
     late = read_ticket(ticket, member, now + 7200)
-    assert (late.until, late.needed) == (None, True)
+    assert (late.valid_until, late.is_needed) == (None, True)
     assert "expired on" in late.fault
     from swarm_node.p2p.membership.ticket import parse_ticket
 
     member.join_swarm(parse_ticket(ticket, now), now)
     kept = read_membership(member)
-    assert kept.until == int(now) + 86_400
-    assert not read_ticket(ticket, member, now + 7200).needed
+    assert kept.valid_until == int(now) + 86_400
+    assert not read_ticket(ticket, member, now + 7200).is_needed
     assert "join ticket" in read_ticket("nonsense", member, now).fault
     (member.path / "membership").write_bytes(b"nonsense")
     damaged = read_membership(member)
@@ -270,5 +275,5 @@ def test_a_membership_for_another_key_is_no_membership(tmp_path: Path) -> None:
     other.found_swarm("team", time.time())
     (one.path / "membership").write_bytes((other.path / "membership").read_bytes())
     found = read_membership(one)
-    assert found.until is None
+    assert found.valid_until is None
     assert "join again" in found.fault

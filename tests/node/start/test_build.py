@@ -103,7 +103,7 @@ def test_a_node_whose_sampler_cannot_map_the_base_starts_once_more_with_its_own(
         made.append(found)
         kind = Unmapping if found.shares_base else TorchSampler
         return kind.from_directory(
-            model.directory, found.where, codec=model.codec, shares=found.shares_base
+            model.directory, found.placement, codec=model.codec, shares=found.shares_base
         )
 
     monkeypatch.setattr(build, "make_sampler", first_unmapping)

@@ -154,7 +154,7 @@ def test_clocks_of_two_members_that_differ_are_named_at_both_ends(
         assert await _greet(one, host)
         assert await _greet(host, one)
         for node, other in ((one, host), (host, one)):
-            node.directory.meet(other.peer_id, node.clock.now()).greeted = True
+            node.directory.meet(other.peer_id, node.clock.now()).is_greeted = True
             await node.exchange.discovery.send_heartbeat(0, 20.0)
         (here,), (there,) = _told(one), _told(host)
         opposite = {"ahead": "behind", "behind": "ahead"}[way]

@@ -97,7 +97,7 @@ def talk(*texts: str, finish: Finish = Finish.STOP) -> Completion:
         logprobs=np.full(len(ids), -0.5, np.float32),
         spans=tuple(VersionSpan(3, begin, end) for begin, end in spans),
         finish=finish,
-        earlier=tuple(
+        earlier_turns=tuple(
             EarlierTurn(text, end) for text, end in zip(texts[:-1], ends[1:], strict=False)
         ),
     )

@@ -86,7 +86,7 @@ def test_liars_of_one_ticket_do_not_keep_the_newest_list_from_a_node() -> None:
     for index in range(4, 104):
         node.knows(SWARM.member(index, mallory, "Mallory"), revoked=1 << 61)
     node.sync()
-    assert node.credentials.lists.held == made
+    assert node.credentials.lists.statement == made
 
 
 def test_who_says_that_it_has_a_list_and_cannot_be_reached_is_not_asked() -> None:

@@ -218,7 +218,7 @@ def test_a_greeting_that_is_none_or_of_no_member_is_refused(
         assert not await one.exchange.asker.greet(peer)
         assert one.rejected == {reason: 1, "unreachable": 1}
         assert peer.standing.offences == 1
-        assert not peer.greeted
+        assert not peer.is_greeted
 
     _play(tmp_path, scene, greets=greets)
 

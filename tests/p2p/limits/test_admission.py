@@ -68,14 +68,14 @@ def test_a_peer_has_a_number_of_streams_and_who_goes_on_is_cut_off() -> None:
     entries = [admission.enter("flooder", False) for _ in range(STREAMS_PER_PEER)]
     assert None not in entries
     for _ in range(65):
-        assert "flooder" not in admission.severed
+        assert "flooder" not in admission.severed_peers
         assert admission.enter("flooder", False) is None
-    assert "flooder" in admission.severed
+    assert "flooder" in admission.severed_peers
     assert admission.enter("other", False)
     for entry in entries:
         assert entry
         admission.leave(entry)
-    admission.severed.sever("flooder", 0.0)
+    admission.severed_peers.sever("flooder", 0.0)
     assert admission.enter("flooder", False)
 
 
@@ -108,11 +108,11 @@ def test_early_ends_cut_a_link_when_they_are_no_accident_and_junk_cuts_it_at_onc
     admission = Admission(8, Time())
     for _ in range(64):
         admission.ended_early("careless", junk=False)
-    assert "careless" not in admission.severed
+    assert "careless" not in admission.severed_peers
     admission.ended_early("careless", junk=False)
-    assert "careless" in admission.severed
+    assert "careless" in admission.severed_peers
     admission.ended_early("liar", junk=True)
-    assert "liar" in admission.severed
+    assert "liar" in admission.severed_peers
     assert not admission.enter("liar", False)
 
 

@@ -28,7 +28,7 @@ def _granted(traffic: Traffic, peers: list[str], seconds: int, *, size: int = 0)
 def test_what_a_node_wants_follows_from_its_settings() -> None:
     assert WANTS.groups == 16.0
     assert WANTS.size == 8 * (24 * 12 + 64) + 512
-    assert WANTS.external == 1.0
+    assert WANTS.external_ratio == 1.0
     large = Wants.of(local_groups=4, external_groups=4, batches=8, poll=2.0, answers=8, tokens=512)
     assert large.size > 10 * WANTS.size
     alone = Wants.of(local_groups=4, external_groups=0, batches=8, poll=2.0, answers=8, tokens=24)
@@ -175,8 +175,8 @@ def test_what_is_given_back_leaves_the_shares_as_if_it_had_not_been_taken() -> N
     assert used.reserves("bad/1", 0.0, burst)
     used.unsent("bad/1", HALF_LIFE, burst, reserved_at=0.0)
     for traffic in (used, other):
-        assert traffic._bytes_out._taken.share("honest", HALF_LIFE) == pytest.approx(1.0)
-        assert traffic._bytes_out._taken.total(HALF_LIFE) == pytest.approx(burst / 4)
+        assert traffic._bytes_out._usage.share("honest", HALF_LIFE) == pytest.approx(1.0)
+        assert traffic._bytes_out._usage.total(HALF_LIFE) == pytest.approx(burst / 4)
         assert traffic.reserves("honest/1", HALF_LIFE, burst)
     budget = Budget(1.0)
     budget.charge("a", "a/1", 0.0, -100.0, charged_at=0.0)  # more than was taken

@@ -60,7 +60,7 @@ def test_a_newer_list_is_obeyed_kept_and_passed_on() -> None:
     node.members.admit(anna.chain, anna.identity.peer_id)
     raw = listed(anna.identity.public_key)
     assert node.own.lists.exchange(raw) == b""
-    assert node.own.lists.fresh
+    assert node.own.lists.is_unsent
     assert not node.members.is_member(anna.identity.peer_id)
     assert node.own.lists.number == 1
     assert node.own.lists.exchange(b"") == raw
@@ -78,12 +78,12 @@ def test_an_older_or_worse_list_changes_nothing() -> None:
     assert isinstance(held, Statement)
     second = listed(OTHER_KEY, after=held)
     node.own.lists.offer(second)
-    node.own.lists.fresh = False
+    node.own.lists.is_unsent = False
     assert node.own.lists.exchange(first) == second  # the peer learns of the newer one
     refused = node.own.lists.exchange(secret(1))
     assert refused.reason == "kind"
     assert node.own.lists.raw == second
-    assert not node.own.lists.fresh
+    assert not node.own.lists.is_unsent
     assert node.office.load("revoked") == second
 
 
@@ -199,7 +199,7 @@ def test_a_delegate_renews_itself_and_states_the_list_anew() -> None:
     assert node.own.lists.number == 1
     node.now = SWARM.begin + LIST_SECONDS * 0.7
     node.own.refresh()
-    held = node.own.lists.held
+    held = node.own.lists.statement
     assert (held.body.number, held.body.keys) == (2, (KEY,))
     assert held.body.not_after > SWARM.begin + 1.6 * LIST_SECONDS
 
@@ -240,7 +240,7 @@ def test_two_delegates_that_expel_at_once_both_have_their_way() -> None:
             node.own.refresh()
         for node, other in (nodes, nodes[::-1]):
             node.own.lists.offer(other.own.lists.raw)
-    held = [node.own.lists.held for node in nodes]
+    held = [node.own.lists.statement for node in nodes]
     assert held[0] == held[1]
     assert held[0].body.keys == (KEY, OTHER_KEY)
 
@@ -251,14 +251,14 @@ def test_a_peers_list_does_not_undo_what_a_command_has_just_written(key: bytes) 
     node.office.save("revoked", listed(KEY))  # of the same number: either may outrank the other
     node.own.lists.offer(next_list(site, SWARM.info, None, [key], SWARM.begin).raw)
     node.own.refresh()
-    held = node.own.lists.held
+    held = node.own.lists.statement
     assert KEY in held.body.keys  # the other delegate restates its own, if it was outranked
 
 
 def test_a_delegate_does_not_contend_with_the_root() -> None:
     node = Node(SWARM.member(8), SWARM.delegate)
     node.own.lists.offer(listed(KEY, OTHER_KEY))
-    held = node.own.lists.held
+    held = node.own.lists.statement
     root = next_list(SWARM.root, SWARM.info, held, [KEY], SWARM.begin, root_only=True, anew=True)
     node.own.lists.offer(root.raw)
     node.own.refresh()

@@ -159,7 +159,7 @@ def test_members_are_looked_at_anew_only_if_one_may_have_ended() -> None:
     def dismissed() -> tuple[int, bool]:
         """How many, and whether the clock was read for each member too."""
         before = times
-        return len(members.dismiss()), times - before >= len(members._known)
+        return len(members.dismiss()), times - before >= len(members._entries)
 
     assert dismissed() == (0, True)
     assert dismissed() == (0, False)

@@ -54,9 +54,9 @@ def test_a_new_peer_is_tried_once_and_then_ignored_for_an_hour() -> None:
     assert [known.peer_id for known in _picked(book, 0.0)] == ["peer"]
     book.failed("peer", 0.0, last_heard=0.0)
     assert len(book) == 0
-    _tell(book, ["peer"], now=UNMET.longest - 1)
+    _tell(book, ["peer"], now=UNMET.ceiling - 1)
     assert len(book) == 0
-    _tell(book, ["peer"], now=UNMET.longest + 1)
+    _tell(book, ["peer"], now=UNMET.ceiling + 1)
     assert len(book) == 1
 
 
@@ -68,7 +68,7 @@ def test_who_was_not_met_is_listed_also_while_it_is_ignored_and_can_be_taken_bac
     found, total = book.unmet(1.0, 9, lambda peer: peer == "met")
     tries = {each.peer_id: each.tries for each in found}
     assert [*tries.items()] == [("named", 0), ("dead", 1), ("later", 0)]
-    assert found[1].next_at == UNMET.longest
+    assert found[1].next_at == UNMET.ceiling
     assert total == 3
     assert len(book.unmet(1.0, 2, lambda peer: False)[0]) == 2
     assert book.addresses("dead") == ("/dead",)
@@ -135,7 +135,7 @@ def test_a_tried_peer_leaves_after_several_failures_each_later_than_the_last() -
         assert _picked(book, now) == [], "the caller knows of the silent ones"
     assert len(waits) == MAX_FAILURES
     assert waits == sorted(waits)
-    assert waits[-1] == PEER.longest
+    assert waits[-1] == PEER.ceiling
     assert 5400.0 < now < 7200.0, "it leaves within two hours"
 
 
@@ -192,7 +192,7 @@ def test_a_configured_peer_never_leaves_and_others_do() -> None:
     for failures in range(MAX_FAILURES):
         assert len(book) == 2
         assert len(book.silent()) == (2 if failures else 0)
-        now = PEER.longest * (failures + 1)
+        now = PEER.ceiling * (failures + 1)
         for name in ("bootstrap", "peer"):
             book.failed(name, now, last_heard=now)
     assert set(book.silent()) == {"bootstrap"}
@@ -216,7 +216,7 @@ def test_a_peer_that_answered_as_a_partner_has_been_silent_since_then() -> None:
     book.failed("other", 100.0, last_heard=100.0, last_seen=90.0)
     assert set(book.silent()) == {"peer"}
     known = book.get("peer")
-    assert known.answered == 90.0
+    assert known.answered_at == 90.0
 
 
 def test_the_book_holds_neither_its_owner_nor_who_has_no_address_nor_anybody_twice() -> None:
@@ -354,8 +354,8 @@ class StuffedBook(RuleBasedStateMachine):
             for known in table:
                 counts[known.bucket] = counts.get(known.bucket, 0) + 1
             assert max(counts.values(), default=0) <= SLOTS
-        assert len(self.book._ignored) <= 2048
-        assert len(self.book._muted) <= 1024
+        assert len(self.book._ignored_peers) <= 2048
+        assert len(self.book._teller_retries) <= 1024
 
 
 StuffedBook.TestCase.settings = examples(40, stateful_step_count=25)

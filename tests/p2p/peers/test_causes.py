@@ -59,7 +59,7 @@ def test_every_cause_has_words_of_its_own_and_a_remedy_at_each_end() -> None:
     assert len({text_here(cause) for cause in causes}) == len(CAUSES)
     assert all(advice(cause) for cause in causes)
     for cause in causes:
-        assert bool(text_there(cause)) == bool(CAUSES[cause.code].there)
+        assert bool(text_there(cause)) == bool(CAUSES[cause.code].host_text)
         assert advice_there(cause) or not text_there(cause)
     for code, command in (("revoked", "invite"), ("used_up", "members"), ("blocked", "unblock")):
         assert f"swarm-node {command}" in advice_there(Cause(code))

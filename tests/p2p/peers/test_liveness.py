@@ -106,7 +106,7 @@ def test_every_pause_grows_to_its_bound_and_stays_there_for_years() -> None:
     for name, row in ROWS.items():
         pauses = [row.after(failures) for failures in range(100)]
         assert pauses[0] == row.first, name
-        assert pauses[-1] == row.after(10**9) == row.longest, name
+        assert pauses[-1] == row.after(10**9) == row.ceiling, name
         for one, other in pairwise(pauses):
             assert one <= other <= one * row.factor + 1e-9, name
 
@@ -164,8 +164,8 @@ def test_no_events_put_a_try_off_beyond_the_longest_pause(row: str, events: Even
     for seconds, event in events:
         now += seconds
         _apply(retry, event, now)
-        assert retry.due(now + max(retry.backoff.longest, TRY_SECONDS))
-        assert retry.silent or retry.ask_at <= now + retry.backoff.longest
+        assert retry.due(now + max(retry.backoff.ceiling, TRY_SECONDS))
+        assert retry.silent or retry.ask_at <= now + retry.backoff.ceiling
 
 
 @given(events=EVENTS, timeout=st.floats(0.0, 5.0))
@@ -180,7 +180,7 @@ def test_a_peer_that_answers_again_is_asked_within_the_longest_pause(
     back = now
     while retry.silent or retry.ask_at > now:
         now += 0.5
-        assert now <= back + max(PEER.longest, TRY_SECONDS) + timeout + 1.0
+        assert now <= back + max(PEER.ceiling, TRY_SECONDS) + timeout + 1.0
         if retry.silent and retry.due(now):
             retry.begin(now)
             now += timeout

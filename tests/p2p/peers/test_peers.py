@@ -236,8 +236,8 @@ def test_a_node_is_not_its_own_peer_and_nothing_is_kept_of_strangers() -> None:
 
 def test_one_lost_message_costs_no_greeting_two_in_a_row_do() -> None:
     peer = _directory(partners=1).meet("peer 000", 0.0)
-    peer.greeted = True
+    peer.is_greeted = True
     peer.missed(0.0)
-    assert peer.greeted
+    assert peer.is_greeted
     _fail_retries(peer, 1)
-    assert not peer.greeted
+    assert not peer.is_greeted

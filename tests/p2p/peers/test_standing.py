@@ -39,7 +39,7 @@ def test_one_violation_cuts_a_peer_off_and_each_further_one_for_twice_as_long(re
     for _ in range(20):
         assert standing.refused(reason, now) is Blame.VIOLATION
         off = standing.cut_until - now
-        assert off == min(2 * before, OFFENCE.longest)
+        assert off == min(2 * before, OFFENCE.ceiling)
         assert standing.left_until == standing.off_until == standing.cut_until
         now, before = standing.cut_until, off
 
@@ -55,7 +55,7 @@ def test_after_a_long_peace_offences_are_forgotten() -> None:
     standing = Standing()
     standing.refused("hash", 0.0)
     standing.refused("hash", standing.cut_until)
-    later = standing.off_until + OFFENCE.longest + 1.0
+    later = standing.off_until + OFFENCE.ceiling + 1.0
     standing.refused("hash", later)
     assert standing.cut_until == later + OFFENCE.first
 
@@ -124,7 +124,7 @@ def test_old_deeds_fade() -> None:
 
 
 def _standing(useful: int, useless: int = 0) -> Standing:
-    return Standing(useful=float(useful), useless=float(useless))
+    return Standing(useful_count=float(useful), useless_count=float(useless))
 
 
 def _shares(offering: list[tuple[str, Standing]], times: int = 4000) -> Counter[int]:

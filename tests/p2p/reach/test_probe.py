@@ -300,7 +300,7 @@ def test_only_members_of_the_internet_are_asked_to_be_strangers(tmp_path: Path) 
         membership = Swarm().member(number)
         transport = MemoryTransport(member.network, membership.identity)
         member.network.place(transport.peer_id, seen)
-        member.directory.meet(transport.peer_id, member.now).greeted = True
+        member.directory.meet(transport.peer_id, member.now).is_greeted = True
 
         async def stranger(caller: str, payload: bytes) -> bytes:
             asked.append(seen)
@@ -531,7 +531,7 @@ async def test_a_peer_that_is_forgotten_meanwhile_is_not_asked(site: Site) -> No
 
     first.transport.seen = forgetting  # type: ignore[method-assign]
     asked = site.asked
-    first.prober._begun -= PROBE_ROUND.first
+    first.prober._last_round_at -= PROBE_ROUND.first
     await first.prober.refresh()
     assert len(first.directory) == 0
     assert site.asked == asked

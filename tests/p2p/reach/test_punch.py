@@ -259,7 +259,7 @@ def test_who_keeps_connections_open_leaves_as_many_to_others() -> None:
         running = asyncio.create_task(puncher.run(forever))
         async with asyncio.timeout(60):
             for number in range(SPLICED // 2):
-                await puncher._asked.put(Hold(listens, f"127.0.1.{number}", port, "bad"))
+                await puncher._requests.put(Hold(listens, f"127.0.1.{number}", port, "bad"))
             while True:
                 if puncher._free == SPLICED // 2:
                     break

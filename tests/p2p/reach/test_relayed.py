@@ -225,7 +225,7 @@ async def test_the_handler_gets_the_asker_and_not_the_relay() -> None:
     assert refused == Reply.refusal("not for you")
     unserved = await world.ask(world.body(protocol="/swarm-node/other/1"))
     assert isinstance(unserved, Reply)
-    assert unserved.refused
+    assert unserved.is_refusal
     # Whoever holds no certificate yet may greet; the handler decides. It is no way back.
     stranger = Identity.generate()
     assert await world.ask(world.body(), stranger) == Reply(stranger.peer_id.encode())
@@ -306,7 +306,7 @@ async def test_one_asker_runs_no_more_at_once_than_over_a_link_of_its_own() -> N
     assert world.most == PER_ASKER
     # What is over its queue is refused by the target itself, and not for want of a relay.
     outcomes = await asyncio.gather(*(world.ask(world.body()) for _ in range(80)))
-    busy = [reply for reply in outcomes if isinstance(reply, Reply) and reply.refused]
+    busy = [reply for reply in outcomes if isinstance(reply, Reply) and reply.is_refusal]
     assert len(busy) == 80 - 64 - PER_ASKER
 
 

@@ -33,7 +33,7 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import RELAY, RELAYED
 from swarm_node.p2p.wire.transport import Onward
 
-WANTS = Wants(groups=4.0, size=1000, external=1.0)
+WANTS = Wants(groups=4.0, size=1000, external_ratio=1.0)
 
 
 class World:
@@ -92,9 +92,9 @@ async def test_a_members_request_goes_on_as_it_was_sealed() -> None:
     onward = await world.end.route(peer(asker), sealed)
     assert (onward.peer, onward.protocol, onward.payload) == (peer(target), RELAYED, sealed)
     assert onward.max_reply == 5000 + REPLY_ROOM
-    onward.sent(700)
-    onward.ended()
-    assert (world.end.carried.requests, world.end.carried.bytes) == (1, len(sealed) + 700)
+    onward.on_sent(700)
+    onward.on_ended()
+    assert (world.end.totals.requests, world.end.totals.bytes) == (1, len(sealed) + 700)
     assert world.refused == []
 
 
@@ -109,8 +109,8 @@ async def test_a_relay_forwards_to_members_that_are_connected_and_names_no_reaso
     for named in (peer(target), stranger, Identity.generate().peer_id):
         with pytest.raises(TransportError, match="not connected"):
             await world.end.route(peer(asker), world.sealed(asker, named))
-    assert world.end.carried.requests == 0
-    assert world.end.carried.refused == {"not_connected": 3}
+    assert world.end.totals.requests == 0
+    assert world.end.totals.refusals == {"not_connected": 3}
     assert world.refused == []  # an asker may have an old address
 
 
@@ -146,7 +146,7 @@ async def test_what_no_honest_asker_sends_is_counted_against_it() -> None:
             await world.end.route(peer(asker), sealed)
     reasons = [*cases, *["route"] * 4]
     assert world.refused == [(peer(asker), reason) for reason in reasons]
-    assert world.end.carried.requests == 0
+    assert world.end.totals.requests == 0
 
 
 async def test_a_peer_that_broke_the_protocol_is_not_served() -> None:
@@ -166,11 +166,11 @@ async def test_who_is_expelled_while_its_request_waits_is_not_forwarded() -> Non
     await asyncio.sleep(0)
     keys = (asker.identity.public_key,)
     world.members.obey(Revocations(1, 1, 0, int(world.wall) + 60, keys))
-    held[0].ended()
+    held[0].on_ended()
     with pytest.raises(TransportError, match="not connected"):
         await waiting
     for each in held[1:]:
-        each.ended()
+        each.on_ended()
     assert len(world.end._circuits) == 0
 
 
@@ -179,18 +179,18 @@ async def test_an_asker_that_floods_is_refused_and_then_cut_and_others_are_serve
     junk, honest, target = world.askers[:3]
     for _ in range(2000):
         with suppress(TransportError):
-            (await world.ask(junk, target)).ended()
+            (await world.ask(junk, target)).on_ended()
     assert (peer(junk), "flood") in world.refused
-    served = world.end.carried.requests
+    served = world.end.totals.requests
     assert served < 500
-    assert world.end.carried.refused == {"rate": 2000 - served}
+    assert world.end.totals.refusals == {"rate": 2000 - served}
     world.now += 1.0
-    (await world.ask(honest, target)).ended()
-    (await world.ask(world.others[0], target)).ended()
+    (await world.ask(honest, target)).on_ended()
+    (await world.ask(world.others[0], target)).on_ended()
     for _ in range(20):
         with suppress(TransportError):
             await world.end.keep(peer(honest), b"")
-    assert world.end.carried.refused["rate"] == 2000 - served + 4
+    assert world.end.totals.refusals["rate"] == 2000 - served + 4
 
 
 async def test_large_replies_are_paid_for_by_their_asker() -> None:
@@ -202,15 +202,15 @@ async def test_large_replies_are_paid_for_by_their_asker() -> None:
         # Not even a small reply more, before this one ends and after.
         with pytest.raises(TransportError, match="slow down"):
             await world.ask(greedy, another, size // 8)
-        (await world.ask(world.others[0], another, size // 2)).ended()  # others' share
+        (await world.ask(world.others[0], another, size // 2)).on_ended()  # others' share
         if not waits:
-            group.sent(size)
-            group.ended()
-    assert world.end.carried.refused == {"rate": 3}
+            group.on_sent(size)
+            group.on_ended()
+    assert world.end.totals.refusals == {"rate": 3}
     world.now += 10.0
-    (await world.ask(greedy, another, size)).ended()  # nothing of it was sent
-    (await world.ask(greedy, another, size)).ended()
-    (await world.ask(honest, another)).ended()
+    (await world.ask(greedy, another, size)).on_ended()  # nothing of it was sent
+    (await world.ask(greedy, another, size)).on_ended()
+    (await world.ask(honest, another)).on_ended()
 
 
 Leave = Callable[[], None]
@@ -254,7 +254,7 @@ async def test_circuits_have_limits_by_pair_asker_target_and_issuer(
     for leave in held:
         leave()
     assert len(circuits) == 0
-    assert not circuits._held
+    assert not circuits._circuit_counts
     await fill(circuits, "i 1", "t", PER_PAIR)
 
 
@@ -300,7 +300,7 @@ async def test_a_relay_passes_on_no_more_than_its_target_bears_and_one_asker_is_
         count = 0
         for asker in askers * times:
             with suppress(TransportError):
-                (await world.ask(asker, target)).ended()
+                (await world.ask(asker, target)).on_ended()
                 count += 1
         return count
 
@@ -308,4 +308,4 @@ async def test_a_relay_passes_on_no_more_than_its_target_bears_and_one_asker_is_
     assert await passed(askers, 50) == 0  # of the same issuer, which leaves half to others
     assert 100 < await passed(world.others, 50) <= PASSED_AT_ONCE / 2
     assert world.refused == []  # the askers are many, and none is at fault
-    (await world.ask(askers[0], another)).ended()
+    (await world.ask(askers[0], another)).on_ended()

@@ -27,7 +27,7 @@ def test_another_route_has_other_round_trips() -> None:
     usage.answered("peer", "relay", 1, 2, 1.0, 1.2)
     traffic = usage.traffic("peer")
     assert traffic is not None
-    assert usage.via["peer"] == "relay"
+    assert usage.relay_ids["peer"] == "relay"
     assert traffic.round_trip(2.0) == 1.2 - 1.0
     assert (traffic.bytes_out, traffic.bytes_in) == (2, 4)
 

@@ -38,9 +38,9 @@ async def test_two_ends_behind_nat_ask_each_other_through_a_relay(world: World) 
     assert await one.asks(two) == one.peer_id
     # The target knows the way back, and the relay sees neither as a caller of its own.
     assert await two.asks(one) == two.peer_id
-    via = one.reaching.usage.via[two.peer_id]
+    via = one.reaching.usage.relay_ids[two.peer_id]
     assert via in two.reaching.relays.kept()
-    assert one.reaching.usage.relayed == two.reaching.usage.relayed == 1
+    assert one.reaching.usage.relayed_requests == two.reaching.usage.relayed_requests == 1
     for end, other in ((one, two), (two, one)):  # of the payload alone, and both ends the same
         traffic = end.reaching.usage.traffic(other.peer_id)
         assert traffic is not None
@@ -48,8 +48,8 @@ async def test_two_ends_behind_nat_ask_each_other_through_a_relay(world: World) 
         assert (traffic.bytes_in, traffic.bytes_out) == (len(one.peer_id), len(one.peer_id))
     assert sum(relay.reaching.carried.requests for relay in world.relays) == 2
     assert await one.asks(world.relays[0]) == one.peer_id
-    assert one.reaching.usage.via[world.relays[0].peer_id] == ""
-    assert one.reaching.usage.asked == 3  # with the one that nobody could answer
+    assert one.reaching.usage.relay_ids[world.relays[0].peer_id] == ""
+    assert one.reaching.usage.total_requests == 3  # with the one that nobody could answer
 
 
 @in_world()
@@ -170,11 +170,11 @@ async def test_a_peer_that_can_be_reached_directly_is_not_relayed_for_long(world
     await world.joined()
     one, two = world.one, world.two
     await one.asks(two)
-    assert one.reaching.usage.via[two.peer_id]
+    assert one.reaching.usage.relay_ids[two.peer_id]
     world.network.hide([one.peer_id])
     await one.keep()
     assert await one.asks(two) == one.peer_id
-    assert one.reaching.usage.via[two.peer_id] == ""
+    assert one.reaching.usage.relay_ids[two.peer_id] == ""
 
 
 @in_world()
@@ -213,10 +213,10 @@ async def test_a_direct_link_that_is_lost_is_opened_anew_at_once(world: World) -
     one.reaching.punch = punch
     for times in (1, 2):
         await one.asks(two)
-        assert one.reaching.usage.via[two.peer_id]
+        assert one.reaching.usage.relay_ids[two.peer_id]
         await one.reaching.upgrade()
         await one.asks(two)
-        assert one.reaching.usage.via[two.peer_id] == ""
+        assert one.reaching.usage.relay_ids[two.peer_id] == ""
         assert punched == times * [two.peer_id]
         world.network.hide([one.peer_id, two.peer_id])  # and forgets all links
         for each in (one, two):
@@ -230,7 +230,7 @@ async def test_nobody_is_its_own_relay_and_a_relay_of_a_peer_needs_no_other(worl
     await relay.told_of(two)
     assert relay.peer_id not in relay.reaching._ways[two.peer_id].relays
     assert await relay.asks(two) == relay.peer_id
-    assert relay.reaching.usage.via[two.peer_id] == ""
+    assert relay.reaching.usage.relay_ids[two.peer_id] == ""
     own = f"/memory/p2p/{relay.peer_id}/p2p-circuit/p2p/{two.peer_id}"
     assert await two.reaching.dial([own]) == 0  # a circuit to itself
 
@@ -325,7 +325,7 @@ async def test_whole_nodes_behind_nat_find_and_list_each_other(swarm: Nodes) -> 
     for node in swarm.hidden:
         others = {other.peer_id for other in swarm.nodes if other is not node}
         assert set(node.partners()) == others
-        via = node.reaching.usage.via
+        via = node.reaching.usage.relay_ids
         relays = {relay.peer_id for relay in swarm.open}
         assert {via[other.peer_id] for other in swarm.hidden if other is not node} <= relays
         assert {via[relay] for relay in relays} == {""}

@@ -165,8 +165,8 @@ async def test_traffic_is_counted_by_peer() -> None:
     network = MemoryNetwork(random.Random(0))
     one, other = await swarm(network, 2)
     await one.request(other.peer_id, ECHO, bytes(1000))
-    assert network.sent == {one.peer_id: 1000, other.peer_id: 1000}
-    assert network.received == network.sent
+    assert network.bytes_sent == {one.peer_id: 1000, other.peer_id: 1000}
+    assert network.bytes_received == network.bytes_sent
 
 
 @virtual_time

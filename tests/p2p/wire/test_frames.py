@@ -174,6 +174,6 @@ async def test_handler_outcomes_become_replies() -> None:
         return bytes(MAX_REPLY_BYTES + 1)
 
     assert await frames.answer(echo, "p", "/x/1", b"q") == Reply(b"pq")
-    assert await frames.answer(refuse, "p", "/x/1", b"") == Reply(b"no such blob", refused=True)
+    assert await frames.answer(refuse, "p", "/x/1", b"") == Reply(b"no such blob", is_refusal=True)
     assert await frames.answer(broken, "p", "/x/1", b"") == Reply(b"internal error", True)
-    assert (await frames.answer(endless, "p", "/x/1", b"")).refused
+    assert (await frames.answer(endless, "p", "/x/1", b"")).is_refusal

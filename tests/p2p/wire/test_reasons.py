@@ -127,7 +127,7 @@ def test_any_bytes_are_read_and_shown_without_control_characters(payload: bytes)
     read = read_refusal(payload)
     assert str(read).isprintable()
     assert read.code in {"", *(refusal.code for refusal in REFUSALS)}
-    assert read.named in {"", "unknown", *REASONS} or read.code == "not_served"
+    assert read.detail in {"", "unknown", *REASONS} or read.code == "not_served"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_a_refused_chain_names_the_seconds_that_its_time_is_away(
 ) -> None:
     assert with_seconds("revoked", seconds) == named
     read = read_refusal(NO_MEMBER.words(named).encode())
-    assert (read.code, read.named, read.apart) == ("no_member", "revoked", apart)
+    assert (read.code, read.detail, read.clock_skew) == ("no_member", "revoked", apart)
 
 
 @pytest.mark.parametrize("words", ["-1", "1.5", "1e9", "1234567890", " 1", "1 ", "\u0661"])
@@ -156,5 +156,5 @@ def test_other_seconds_make_a_refusal_unknown(words: str) -> None:
 
 def test_a_reason_of_another_version_is_unknown() -> None:
     read = read_refusal(b"no member of this swarm: too_short_name")
-    assert (read.code, read.named) == ("no_member", "unknown")
+    assert (read.code, read.detail) == ("no_member", "unknown")
     assert blame_of("too_short_name") is Blame.USELESS

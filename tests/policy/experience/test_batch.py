@@ -143,11 +143,11 @@ def test_rows_that_are_not_finite_are_refused(bad: float) -> None:
         {"logprobs": np.zeros(3, np.float64)},
         {"versions": np.zeros(2, np.int64)},
         {"versions": np.zeros(3, np.float64)},
-        {"between": ((0, (7,)),)},
-        {"between": ((3, (7,)),)},
-        {"between": ((2, (7,)), (2, (7,)))},
-        {"between": ((1, (-1,)),)},
-        {"between": ((1, (1 << 32,)),)},
+        {"observations": ((0, (7,)),)},
+        {"observations": ((3, (7,)),)},
+        {"observations": ((2, (7,)), (2, (7,)))},
+        {"observations": ((1, (-1,)),)},
+        {"observations": ((1, (1 << 32,)),)},
     ],
 )
 def test_rows_of_wrong_shape_or_type_are_refused(change: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ def test_packing_keeps_every_bit(shapes: list[Any], seed: int) -> None:
         if mine.versions is not None and its.versions is not None:
             assert mine.versions.tolist() == its.versions.tolist()
         assert (mine.advantage, mine.provenance) == (its.advantage, its.provenance)
-        assert (mine.group, mine.between) == (its.group, its.between)
+        assert (mine.group, mine.observations) == (its.group, its.observations)
 
 
 @pytest.mark.parametrize(
@@ -283,10 +283,10 @@ def test_a_row_of_a_dialogue_has_what_was_sampled_and_replies_of_ones_own_making
     )
     rows = build_batch([group], encode, encode, EOS, "own", bridge=bridge).rows
     assert rows[0].completion_ids.tolist() == sampled
-    assert rows[0].between == tuple(
+    assert rows[0].observations == tuple(
         (place, (1, *encode(reply), 2)) for place, reply in zip(places, ("no", "yes"), strict=True)
     )
-    assert rows[1].between == ()
+    assert rows[1].observations == ()
     assert len(rows[0]) == 1 + len(sampled) + len("noyes") + 4
     whole, at = rows[0].written()
     assert whole[at].tolist() == sampled
@@ -308,7 +308,7 @@ def test_a_foreign_last_turn_without_tokens_leaves_out_the_reply_before_it() -> 
     )
     row = build_batch([group], encode, encode, EOS, "own", bridge=bridge).rows[0]
     assert row.completion_ids.tolist() == [*encode("hi"), EOS]
-    assert row.between == ()
+    assert row.observations == ()
 
 
 @pytest.mark.parametrize("replies", [(), [["no"], []], [["no", "yes", "more"], []]])

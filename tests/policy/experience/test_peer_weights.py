@@ -75,7 +75,7 @@ def test_where_there_is_one_family_it_counts_in_full() -> None:
 def drawn_by_author(volumes: dict[str, int], worth: PeerWeights, updates: int = 40) -> Counter[str]:
     """Groups drawn of each author in batches of eight, where each update brings eight own groups
     and so many of each author."""
-    buffer, rng, names = ReplayBuffer(replay_settings(own=1, external=7)), random.Random(1), 0
+    buffer, rng, names = ReplayBuffer(replay_settings(local=1, external=7)), random.Random(1), 0
     buffer.aim(Mixture(4, 4))
     buffer.worth = worth
     found: Counter[str] = Counter()
@@ -113,7 +113,7 @@ def test_equal_peers_are_drawn_in_full_and_none_more_than_this_node_itself() -> 
 
 
 def test_a_mixture_without_own_groups_takes_all_that_there_is() -> None:
-    buffer = ReplayBuffer(replay_settings(own=0, external=4))
+    buffer = ReplayBuffer(replay_settings(local=0, external=4))
     for version in range(8):
         for number in range(4):
             group = verified(
@@ -125,7 +125,7 @@ def test_a_mixture_without_own_groups_takes_all_that_there_is() -> None:
 
 
 def test_what_a_flood_holds_leaves_slots_to_others() -> None:
-    buffer = ReplayBuffer(replay_settings(own=1, external=7))
+    buffer = ReplayBuffer(replay_settings(local=1, external=7))
     slots = Slots(buffer, 4)
     assert slots.free_external(0, "flood") == buffer.settings.peer_quota == 14
     buffer.worth = known(0.2, flood=0.01)

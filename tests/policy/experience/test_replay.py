@@ -46,7 +46,7 @@ def own(count: int, **options: Any) -> list[VerifiedGroup]:
 
 
 def test_a_batch_is_own_groups_then_external_ones() -> None:
-    held = buffer(own=2, external=2)
+    held = buffer(local=2, external=2)
     admit(held, *own(3), *(group(f"p{index}", f"peer{index % 2}") for index in range(5)))
     drawn = held.draw(0, random.Random(1))
     assert (drawn.own_count, drawn.external_count) == (2, 2)
@@ -57,7 +57,7 @@ def test_a_batch_is_own_groups_then_external_ones() -> None:
 
 
 def test_informative_own_groups_come_again_as_a_peers_do_and_are_not_fresh() -> None:
-    held = buffer(own=1, external=0, past=2)
+    held = buffer(local=1, external=0, past=2)
     batches = (
         ("a", MIXED, []),
         ("flat", (0.0, 0.0), ["a"]),
@@ -76,7 +76,7 @@ def test_informative_own_groups_come_again_as_a_peers_do_and_are_not_fresh() -> 
 
 
 def test_own_groups_come_again_until_they_are_too_old() -> None:
-    held = buffer(own=1, external=0, past=2, max_age=3, max_staleness=9)
+    held = buffer(local=1, external=0, past=2, max_age=3, max_staleness=9)
     counts = []
     for version in (0, 3, 4):
         admit(held, group(f"at{version}", spans=(version,)), version=version)
@@ -85,7 +85,7 @@ def test_own_groups_come_again_until_they_are_too_old() -> None:
 
 
 def test_after_a_rollback_neither_younger_nor_too_many_groups_come_again() -> None:
-    held = buffer(own=1, external=0, past=9, max_age=3, max_staleness=99)
+    held = buffer(local=1, external=0, past=9, max_age=3, max_staleness=99)
     for version in (5, 6):
         admit(held, group(f"at{version}", spans=(version,)), version=version)
         assert held.draw(version, random.Random(1)) is not None
@@ -97,14 +97,14 @@ def test_after_a_rollback_neither_younger_nor_too_many_groups_come_again() -> No
 
 
 def test_without_a_past_no_drawn_group_is_kept() -> None:
-    held = buffer(own=1, external=0)
+    held = buffer(local=1, external=0)
     admit(held, *own(2))
     assert [names(held.draw(0, random.Random(1))) for _ in range(2)] == [["own0"], ["own1"]]
     assert not held._past
 
 
 def test_nothing_is_drawn_before_there_are_enough_own_groups() -> None:
-    held = buffer(own=2, external=2)
+    held = buffer(local=2, external=2)
     admit(held, *own(1), *(group(f"p{index}", "peer") for index in range(5)))
     assert not held.ready(0)
     assert held.draw(0, random.Random(1)) is None
@@ -120,14 +120,14 @@ def test_nothing_is_drawn_before_there_are_enough_own_groups() -> None:
 def test_own_groups_stand_in_for_missing_peers(
     own_ready: int, external_ready: int, counts: tuple[int, int]
 ) -> None:
-    held = buffer(own=2, external=2)
+    held = buffer(local=2, external=2)
     admit(held, *own(own_ready), *(group(f"p{i}", f"peer{i}") for i in range(external_ready)))
     drawn = held.draw(0, random.Random(1))
     assert (drawn.own_count, drawn.external_count) == counts
 
 
 def test_a_node_that_takes_no_own_groups_draws_external_ones() -> None:
-    held = buffer(own=0, external=2)
+    held = buffer(local=0, external=2)
     assert held.draw(0, random.Random(1)) is None
     admit(held, group("p", "peer"))
     assert names(held.draw(0, random.Random(1))) == ["p"]
@@ -136,21 +136,21 @@ def test_a_node_that_takes_no_own_groups_draws_external_ones() -> None:
 def test_external_groups_are_drawn_uniformly_and_reproducibly() -> None:
     counts: Counter[str] = Counter()
     for seed in range(2000):
-        held = buffer(own=0, external=1, external_batches=8)
+        held = buffer(local=0, external=1, external_batches=8)
         admit(held, *(group(f"p{index}", "peer") for index in range(8)))
         counts.update(names(held.draw(0, random.Random(seed))))
     expected = 2000 / 8
     assert sum((seen - expected) ** 2 / expected for seen in counts.values()) < 24.3  # p = 0.001
     pair = []
     for _ in range(2):
-        held = buffer(own=0, external=3)
+        held = buffer(local=0, external=3)
         admit(held, *(group(f"p{index}", "peer") for index in range(8)))
         pair.append(names(held.draw(0, random.Random(7))))
     assert pair[0] == pair[1]
 
 
 def test_local_groups_are_not_filtered_but_external_ones_are() -> None:
-    held = buffer(own=1, external=1)
+    held = buffer(local=1, external=1)
     admit(held, group("own", rewards=(1.0, 1.0)))
     assert reason(held.admit(group("p", "peer", rewards=(1.0, 1.0)), 0)) == "zero_advantage"
     assert names(held.draw(0, random.Random(1))) == ["own"]
@@ -159,7 +159,7 @@ def test_local_groups_are_not_filtered_but_external_ones_are() -> None:
 
 
 def test_a_group_comes_in_once_even_after_it_left() -> None:
-    held = buffer(own=1, external=1)
+    held = buffer(local=1, external=1)
     admit(held, group("own"), group("p", "peer"))
     assert reason(held.admit(group("own"), 0)) == "duplicate"
     assert reason(held.admit(group("p", "peer"), 0)) == "duplicate"
@@ -169,7 +169,7 @@ def test_a_group_comes_in_once_even_after_it_left() -> None:
 
 
 def test_a_group_is_drawn_once_and_own_groups_in_the_order_of_their_arrival() -> None:
-    held = buffer(own=2, external=0)
+    held = buffer(local=2, external=0)
     admit(held, *own(4))
     rng = random.Random(1)
     drawn = [names(held.draw(0, rng)) for _ in range(3)]
@@ -177,7 +177,7 @@ def test_a_group_is_drawn_once_and_own_groups_in_the_order_of_their_arrival() ->
 
 
 def test_own_lag_counts_from_the_oldest_tokens() -> None:
-    held = buffer(own=1, external=0, max_staleness=3)
+    held = buffer(local=1, external=0, max_staleness=3)
     admit(held, group("old", spans=(2, 5)), group("new", spans=(5, 5)), version=5)
     assert reason(held.admit(group("older", spans=(1, 5)), 5)) == "stale"
     assert names(held.draw(6, random.Random(1))) == ["new"]
@@ -185,13 +185,13 @@ def test_own_lag_counts_from_the_oldest_tokens() -> None:
 
 
 def test_a_group_without_tokens_is_as_old_as_its_policy() -> None:
-    held = buffer(own=1, external=0, max_staleness=0)
+    held = buffer(local=1, external=0, max_staleness=0)
     admit(held, group("empty", spans=()))
     assert held.draw(1, random.Random(1)) is None
 
 
 def test_external_age_counts_from_arrival_not_from_the_peers_version() -> None:
-    held = buffer(own=0, external=1, max_age=3)
+    held = buffer(local=0, external=1, max_age=3)
     admit(held, group("p", "peer", spans=(1_000_000,), arrived=10), version=10)
     assert reason(held.admit(group("late", "peer", arrived=9), 13)) == "stale"
     assert held.ready(13)
@@ -201,7 +201,7 @@ def test_external_age_counts_from_arrival_not_from_the_peers_version() -> None:
 
 
 def test_a_flooding_peer_displaces_only_its_own_groups() -> None:
-    held = buffer(own=1, external=4, external_batches=8)
+    held = buffer(local=1, external=4, external_batches=8)
     assert held.settings.peer_quota == 8
     admit(held, *(group(f"good{index}", "good") for index in range(3)))
     admit(held, *(group(f"f{index}", "flood") for index in range(8)))
@@ -214,7 +214,7 @@ def test_a_flooding_peer_displaces_only_its_own_groups() -> None:
 
 
 def test_a_full_buffer_takes_younger_groups_from_whoever_holds_most() -> None:
-    held = buffer(own=1, external=4, external_batches=2, peer_minimum=5)
+    held = buffer(local=1, external=4, external_batches=2, peer_minimum=5)
     assert (held.settings.capacity_external, held.settings.peer_quota) == (8, 5)
     admit(held, *(group(f"a{index}", "a", arrived=index) for index in range(5)), version=4)
     admit(held, *(group(f"b{index}", "b") for index in range(3)))
@@ -225,7 +225,7 @@ def test_a_full_buffer_takes_younger_groups_from_whoever_holds_most() -> None:
 
 
 def test_too_many_own_groups_push_out_the_stalest() -> None:
-    held = buffer(own=1, external=1, own_batches=1)
+    held = buffer(local=1, external=1, own_batches=1)
     admit(held, group("v1", spans=(1,)), group("v0", spans=(0,)), group("v2", spans=(2,)))
     assert held.collect_departed() == [b"v0"]
     assert names(held.draw(2, random.Random(1))) == ["v1", "v2"]
@@ -234,9 +234,9 @@ def test_too_many_own_groups_push_out_the_stalest() -> None:
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({"own": -1}, "own"),
+        ({"local": -1}, "local"),
         ({"external": -1}, "external"),
-        ({"own": 0, "external": 0}, "both 0"),
+        ({"local": 0, "external": 0}, "both 0"),
         ({"max_staleness": -1}, "max_staleness"),
         ({"max_age": -1}, "max_age"),
         ({"own_batches": 0}, "own_batches"),

@@ -41,7 +41,7 @@ class ReplayMachine(RuleBasedStateMachine):
         seed: int,
     ) -> None:
         self.settings = replay_settings(
-            own=own,
+            local=own,
             external=max(external, 1 - own),
             max_staleness=max_staleness,
             max_age=max_age,
@@ -90,7 +90,7 @@ class ReplayMachine(RuleBasedStateMachine):
     @rule(own=st.integers(0, 6), external=st.integers(0, 3))
     def aim(self, own: int, external: int) -> None:
         external = min(external, self.settings.external)
-        size = self.settings.own + self.settings.external
+        size = self.settings.local + self.settings.external
         own = min(size - external, max(own, 1 - external))
         self.buffer.aim(Mixture(own, external))
 
@@ -172,7 +172,9 @@ class ReplayMachine(RuleBasedStateMachine):
                 spans = [span.version for c in group.group.completions for span in c.spans]
                 if self.version - min(spans) <= self.settings.max_staleness:
                     own.add(group.id)
-            elif self.version - group.arrived <= self.settings.max_age and group.informative:
+            elif (
+                self.version - group.arrival_version <= self.settings.max_age and group.informative
+            ):
                 external.add(group.id)
         return own, external
 

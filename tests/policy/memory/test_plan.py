@@ -475,15 +475,15 @@ def test_the_views_say_what_the_plan_says_in_80_columns(flags: dict[str, object]
     lines = [line.split() for line in console.export_text().splitlines()]
     for size, (_, decision) in zip(CARDS, cards, strict=True):
         row = next(line for line in lines if line and line[0] == str(size))
-        assert ("small" in row) == (decision.found is None)
-        if decision.found is not None:
+        assert ("small" in row) == (decision.fit is None)
+        if decision.fit is not None:
             assert row[-1] == f"{decision.plan.total / GIB:.1f}"
             assert row[-7].rstrip("†") == str(decision.plan.rows)
     for shown in cards:
         console.print(card_view("qwen2.5-1.5b", model, shown))
         text, decision = " ".join(console.export_text().split()), shown.decision
-        assert ("Fits" if decision.found else "not fit") in text
-        assert (decision.plan.described() if decision.found else decision.advice) in text
+        assert ("Fits" if decision.fit else "not fit") in text
+        assert (decision.plan.described() if decision.fit else decision.advice) in text
 
 
 def test_the_view_of_many_cards_cuts_nothing_in_40_columns() -> None:
@@ -496,8 +496,8 @@ def test_the_view_of_many_cards_cuts_nothing_in_40_columns() -> None:
     assert "…" not in text
     for size, (_, decision) in zip(CARDS, cards, strict=True):
         (line,) = re.findall(rf"\b{size} GiB: ((?!Fits).*?peak [\d.]+)", text)
-        assert ("too small" in line) == (decision.found is None)
-        if decision.found is not None:
+        assert ("too small" in line) == (decision.fit is None)
+        if decision.fit is not None:
             assert (
                 f" {decision.plan.rows}† concurrent sequences peak {decision.plan.total / GIB:.1f}"
                 in line

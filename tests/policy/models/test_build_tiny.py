@@ -228,10 +228,10 @@ def test_the_learning_rate_rises_to_one_peak_and_falls_in_equal_steps_to_almost_
 
 
 def test_the_corpus_chooses_the_shipped_recipe_and_options_change_it() -> None:
-    assert shipped_recipe("answers", {"bare": None}, steps=None) == SHIPPED
+    assert shipped_recipe("answers", {"bare_share": None}, steps=None) == SHIPPED
     assert shipped_recipe("dialogues", {}) == SHIPPED_TALK
-    changed = shipped_recipe("dialogues", {"bare": 0.2}, steps=3, size="small")
-    assert (changed.noise.bare, changed.noise.wrong) == (0.2, LAST_NOISE.wrong)
+    changed = shipped_recipe("dialogues", {"bare_share": 0.2}, steps=3, size="small")
+    assert (changed.noise.bare_share, changed.noise.wrong_share) == (0.2, LAST_NOISE.wrong_share)
     assert (changed.steps, changed.size, changed.corpus) == (3, "small", "dialogues")
     with pytest.raises(ConfigError, match=r"songs: .*answers, dialogues"):
         shipped_recipe("songs", {})

@@ -166,9 +166,11 @@ def test_weights_of_four_bytes_are_fetched_and_no_more_of_them_than_the_model_ha
     model, shape = HubModel(REPO), known_shape("qwen2.5-0.5b")
     # Its output head is the embedding, and may be stored a second time.
     most = 4 * (shape.weight_count + shape.vocab_size * shape.hidden_size)
-    _check_weights(model, [_File("model.safetensors", most, cached=False)], shape)
+    _check_weights(model, [_File("model.safetensors", most, is_cached=False)], shape)
     with pytest.raises(ModelError, match="not belong"):
-        _check_weights(model, [_File("model.safetensors", most + (17 << 20), cached=False)], shape)
+        _check_weights(
+            model, [_File("model.safetensors", most + (17 << 20), is_cached=False)], shape
+        )
 
 
 @pytest.mark.parametrize(

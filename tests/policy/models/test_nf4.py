@@ -196,7 +196,7 @@ def test_the_sampler_gives_the_log_probs_of_the_trainer(
     async def sample() -> tuple[Any, ...]:
         where = Placement("cpu", "bfloat16" if half else "float32")
         sampler = TorchSampler.from_directory(TINY, where, threads=1, shares=shares, nf4=True)
-        await sampler.load(trainer.published, 1)
+        await sampler.load(trainer.weights_path, 1)
         canary = measure_canary(sampler._model, text_ids(TINY))
         (group,) = await sampler.sample([SampleRequest((3, 9, 12), 8, 0, 12, 1.0)])
         await sampler.close()
@@ -204,7 +204,7 @@ def test_the_sampler_gives_the_log_probs_of_the_trainer(
 
     canary, group = asyncio.run(sample())
     limit = 0.05 if half else 1e-4
-    stated = read_canary(trainer.published / "adapter_model.safetensors")
+    stated = read_canary(trainer.weights_path / "adapter_model.safetensors")
     assert difference(canary.logprobs, stated.logprobs) < limit
     for one in group:
         row = TrainRow(np.array((3, 9, 12), np.uint32), one.token_ids, None, 1.0, Provenance.LOCAL)
@@ -226,7 +226,7 @@ def test_bytes_are_those_of_the_plan_and_lie_in_one_file(tmp_path: Path, half: b
         part
         for layer in model.blocks()
         for held in layer.four_bit.values()
-        for part in (held._packed, held._absmax)
+        for part in (held._codes, held._absmax)
     ]
     pieces += [
         parameter for name, parameter in model.named_parameters() if not name.endswith(MATRICES)

@@ -217,7 +217,7 @@ def test_three_updates_reach_the_sampler_the_disk_and_transformers(
     before = sampled(sampler, codec)
     for _ in range(3):
         assert host.update(Batch(tuple(rows))).stats.skipped is None
-    asyncio.run(sampler.load(host.published, 3))
+    asyncio.run(sampler.load(host.weights_path, 3))
     after = sampled(sampler, codec)
     assert not np.array_equal(after[0][0].logprobs, before[0][0].logprobs)
     with torch.no_grad():
@@ -242,7 +242,7 @@ def test_three_updates_reach_the_sampler_the_disk_and_transformers(
             torch.testing.assert_close(adapted(ids).logits, ours, atol=1e-4, rtol=0)
     assert not torch.equal(ours, theirs(path)(ids).logits)
     ModelConfig.from_directory(tmp_path / "whole")
-    canary = read_canary(host.published / ADAPTER_FILE if rank else host.published)
+    canary = read_canary(host.weights_path / ADAPTER_FILE if rank else host.weights_path)
     assert canary is not None
     fresh = TransformersLM.from_directory(tmp_path / "whole")
     assert measure_canary(fresh).logprobs == pytest.approx(measure_canary(host.core.model).logprobs)

@@ -39,7 +39,7 @@ def test_a_row_keeps_its_ranking_over_interruptions() -> None:
     row = extended(row, tokens(5), logprobs(-1), [(3, 0, 1)], "abort", parts[0])
     row = extended(row, tokens(), logprobs(), [], "abort", none)
     done = finished(extended(row, tokens(7), logprobs(-3), [(3, 0, 1)], "stop", parts[1]), str)
-    assert done.ranking.sampled.tolist() == [-1, -3]
+    assert done.ranking.sampled_logprobs.tolist() == [-1, -3]
     assert done.ranking.ids.tolist() == [[5, 8], [9, 7]]
     assert done.ranking.logprobs.tolist() == [[-1, -2], [-2, -3]]
 

@@ -138,22 +138,22 @@ def answered_logits(asked: SampleRequest, answer: Sequence[int]) -> torch.Tensor
 @pytest.mark.parametrize(("heat", "top_p"), [(1.0, 1.0), (1.6, 0.8), (0.0, 1.0)])
 def test_rankings_are_the_policys_own_whatever_is_drawn(heat: float, top_p: float) -> None:
     asked = [
-        request(question, seed=seed, temperature=heat, top_p=top_p, ranked=ranked)
+        request(question, seed=seed, temperature=heat, top_p=top_p, top_logprobs=ranked)
         for seed, (question, ranked) in enumerate(zip(QUESTIONS, (5, 0, None), strict=True))
     ]
     for one, group in zip(asked, sample(asked), strict=True):
         for completion in group:
-            if one.ranked is None:
+            if one.top_logprobs is None:
                 assert completion.ranking is None
                 continue
             ranking, answer = completion.ranking, completion.token_ids.tolist()
             own = answered_logits(one, answer).log_softmax(-1)
             places = range(len(answer))
-            assert np.allclose(ranking.sampled, own[places, answer], atol=1e-5)
-            assert ranking.ids.shape == ranking.logprobs.shape == (len(answer), one.ranked)
+            assert np.allclose(ranking.sampled_logprobs, own[places, answer], atol=1e-5)
+            assert ranking.ids.shape == ranking.logprobs.shape == (len(answer), one.top_logprobs)
             said = own.gather(1, torch.from_numpy(ranking.ids.astype(np.int64)))
             assert np.allclose(ranking.logprobs, said, atol=1e-5)
-            assert np.allclose(said, own.topk(one.ranked).values, atol=1e-5)
+            assert np.allclose(said, own.topk(one.top_logprobs).values, atol=1e-5)
 
 
 def test_the_coldest_answer_has_the_likeliest_tokens() -> None:
@@ -348,7 +348,7 @@ def test_impossible_requests_are_refused() -> None:
             request(temperature=float("nan")),
             request(top_p=0.0),
             request(top_p=float("nan")),
-            request(ranked=MAX_RANKED + 1),
+            request(top_logprobs=MAX_RANKED + 1),
             SampleRequest((), 1, 0, 1),
             SampleRequest((CODEC.vocab_size,), 1, 0, 1),
         ):

@@ -62,8 +62,8 @@ def test_the_sampler_gives_the_answers_of_merged_weights(tmp_path: Path) -> None
             if version:
                 merged.update(batch(version))
                 shared.update(batch(version))
-            await own.load(merged.published, version)
-            await sharing.load(shared.published, version)
+            await own.load(merged.weights_path, version)
+            await sharing.load(shared.weights_path, version)
             for one, other in zip(await sampled(own), await sampled(sharing), strict=True):
                 assert one.token_ids.tolist() == other.token_ids.tolist()
                 assert other.spans[0].version == version
@@ -80,14 +80,14 @@ def test_the_base_of_before_is_let_go_at_once(tmp_path: Path) -> None:
     host, index = trainer(tmp_path, "shared"), tmp_path / "shared" / "base.json"
     model = CausalLM(host.core.model.config, draw=False)
     sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True, shares=True)
-    asyncio.run(sampler.load(host.published, 0))
+    asyncio.run(sampler.load(host.weights_path, 0))
     asyncio.run(sampled(sampler))
     before = weakref.ref(sampler._model)
     index.write_text(index.read_text() + "\n")  # another text is another base
     gc.collect()
     gc.disable()
     try:
-        asyncio.run(sampler.load(host.published, 0))
+        asyncio.run(sampler.load(host.weights_path, 0))
         assert sampler._model is not before()
         assert before() is None
     finally:
@@ -106,7 +106,7 @@ async def test_a_base_that_is_let_go_is_unmapped_and_sampling_waits_for_the_next
     await sampled(unshared)
     model = CausalLM(host.core.model.config, draw=False)
     sampler = TorchSampler(model, CODEC, shape=CacheShape(8, 80), inline=True, shares=True)
-    await sampler.load(host.published, 0)
+    await sampler.load(host.weights_path, 0)
     before, base = await sampled(sampler), weakref.ref(sampler._model)
     await sampler.let_go()
     assert base() is None
@@ -114,7 +114,7 @@ async def test_a_base_that_is_let_go_is_unmapped_and_sampling_waits_for_the_next
     for _ in range(3):
         await asyncio.sleep(0)
     assert not asked.done()
-    await sampler.load(host.published, 3)
+    await sampler.load(host.weights_path, 3)
     after = await asked
     assert after[0].spans[0].version == 3
     assert [one.text for one in after] == [one.text for one in before]

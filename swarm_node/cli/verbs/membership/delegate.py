@@ -95,8 +95,8 @@ def import_file(
     place = chosen_home(home)
     known_keys = [ticket.issuer_key for ticket in admissions(place).entries() if ticket.given]
     contents = use(place, file, time.time(), known_keys)
-    if contents.joined is not None:
-        typer.echo(f"Joined swarm {place.swarm().name!r} as {contents.joined.issuer.name!r}")
+    if contents.join_ticket is not None:
+        typer.echo(f"Joined swarm {place.swarm().name!r} as {contents.join_ticket.issuer.name!r}")
         typer.echo("Start it with `swarm-node join`; if other nodes run, with --bootstrap ADDRESS")
     typer.echo(f"Tickets left for `swarm-node invite`: {contents.tickets}")
     typer.echo(

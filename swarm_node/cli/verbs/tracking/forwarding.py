@@ -46,7 +46,7 @@ class Forwarder:
         except (OSError, msgspec.DecodeError):  # everything is passed on again
             self._mark = Mark()
         self._size = -1
-        self._asked = -math.inf
+        self._requested_at = -math.inf
         self._answers: list[AnswerRow] = []
 
     def once(self) -> int:
@@ -65,7 +65,7 @@ class Forwarder:
         for lineage in lineages(self._place.checkpoints, mark.checkpoint):
             self._tracker.checkpoint(lineage, mark.updates, time.time())
             mark.checkpoint = lineage.name
-        if time.monotonic() - self._asked >= _ANSWERS_SECONDS:
+        if time.monotonic() - self._requested_at >= _ANSWERS_SECONDS:
             self._pass_answers()
         return count
 
@@ -82,7 +82,7 @@ class Forwarder:
     def _pass_answers(self) -> None:
         with suppress(SwarmNodeError):  # no node runs, or it is too busy: later
             reply = ask(self._place.path, lambda client: client.samples())
-            self._asked = time.monotonic()
+            self._requested_at = time.monotonic()
             rows = answers(reply.samples)
             if rows and rows != self._answers:
                 self._tracker.answers(rows, self._mark.updates, time.time())

@@ -76,7 +76,7 @@ class Learner:
         self.may_load = asyncio.Event()
         self.may_load.set()
         #: Set while the trainer is restarted, which may take long.
-        self.restarting = False
+        self.is_restarting = False
 
     async def start(self, on_step: Callable[[str], None] = lambda step: None) -> None:
         """Resume from the newest checkpoint and load its weights into the sampler. `on_step` is
@@ -95,7 +95,7 @@ class Learner:
             tally.steps, tally.groups = saved_state.steps, saved_state.groups
             for point in saved_state.evals:
                 add(tally.evals, point)
-            tally.taught = TrainedGroups(saved_state.taught)
+            tally.trained_groups = TrainedGroups(saved_state.taught)
             self.mixer.resume(saved_state.mixture)
             recall(self._directory, saved_state.dropped, self._parts.clock)
 
@@ -136,11 +136,11 @@ class Learner:
         try:
             result = await parts.trainer.update(batch)
         except (ChildError, ModelError) as error:
-            self.restarting = True
+            self.is_restarting = True
             try:
                 await self._restart(error, is_stopping)
             finally:
-                self.restarting = False
+                self.is_restarting = False
             return
         finally:
             tally.underway.update_began = None
@@ -154,8 +154,8 @@ class Learner:
         if result.stats.skipped is None:
             self._weigh(draw, result.stats.learnt)
         self.mixer.update()
-        if result.unstored is not None:
-            self._not_stored(result.unstored)
+        if result.checkpoint_fault is not None:
+            self._not_stored(result.checkpoint_fault)
         if not resting:  # one that rests answers nobody before the load
             await self.may_load.wait()
         if resting or result.stats.skipped is None:
@@ -203,7 +203,7 @@ class Learner:
             tally.evals,
             self.mixer.state,
             kept(self._directory, self._parts.clock),
-            tally.taught.rows(),
+            tally.trained_groups.rows(),
         )
         extra: Mapping[str, Any] = msgspec.to_builtins(saved_state)
         started_at = self._parts.clock.now()
@@ -293,10 +293,10 @@ class Learner:
                 sums.rollout_reward += sum(group.rewards)
                 sums.local_rollouts += len(group.rewards)
                 sums.local_turns += sum(
-                    1 + len(completion.earlier) for completion in group.group.completions
+                    1 + len(completion.earlier_turns) for completion in group.group.completions
                 )
                 sums.staleness += (version - group.group.oldest_version) * is_step
                 continue
-            sums.external_age += (version - group.arrived) * is_step
+            sums.external_age += (version - group.arrival_version) * is_step
             if is_step and number not in left_out:
-                self._tally.taught.add(group)
+                self._tally.trained_groups.add(group)

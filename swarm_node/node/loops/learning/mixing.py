@@ -68,7 +68,7 @@ class Mixer:
         """Take in the counts since the last update; called after each one."""
         stats, tally = self._buffer.stats(), self._tally
         previous_stats, self._stats = self._stats, stats
-        offers, tally.offered = tally.offered, Counter()
+        offers, tally.offered_by = tally.offered_by, Counter()
         probe, self._probe = self._probe, self._newest_probe()
         if self._settings is not None and self.state is not None:
             local_count, decay = (

@@ -52,41 +52,41 @@ class Connectivity:
         self._bootstrap = bootstrap
         self._heartbeat = _POLLS_PER_HEARTBEAT * poll_seconds
         self._version = version
-        self._moved = asyncio.Event()
+        self._address_event = asyncio.Event()
         self._addresses: Sequence[str] = bootstrap
-        self._opened = False
+        self._is_open = False
         self._pause = 1.0
-        self._told: Sequence[str] | None = None
+        self._last_addresses: Sequence[str] | None = None
 
     async def meet(self) -> None:
         """Announce this node at every heartbeat, often at first and when its addresses change."""
-        if not self._opened:
+        if not self._is_open:
             await self._discovery.open(self._bootstrap)
             self._addresses = await self._known()
-            self._opened = True
+            self._is_open = True
         if self._directory.fewer(1, self._clock.now()):
             self._discovery.name(self._bootstrap)
         await self._discovery.send_heartbeat(self._version(), self._heartbeat)
         self._addresses = await self._known()  # a beat stores which peers answer
         with suppress(TimeoutError):
             async with asyncio.timeout(self._pause):
-                await self._moved.wait()
+                await self._address_event.wait()
                 self._pause = 1.0
-        self._moved.clear()
+        self._address_event.clear()
         self._pause = min(self._heartbeat, self._pause * 1.5)
 
     async def repair(self) -> None:
         """Repair the network. After a repair, have the peers that it can bring back retried at
         once."""
-        if self._told is None:
-            self._told = self._transport.addresses()
+        if self._last_addresses is None:
+            self._last_addresses = self._transport.addresses()
         outcome = await self._transport.heal(self._addresses)
         if outcome not in ("ok", "alone"):
             _log.info("network repaired", what=outcome)
             self._directory.hurry(self._clock.now())
-        if self._told != (addresses := self._transport.addresses()):
-            self._told = addresses
-            self._moved.set()
+        if self._last_addresses != (addresses := self._transport.addresses()):
+            self._last_addresses = addresses
+            self._address_event.set()
         await asyncio.sleep(_HEAL_SECONDS)
 
     async def _known(self) -> list[str]:

@@ -79,8 +79,8 @@ class CoordinatorClient:
             raise ConfigError(f"network.coordinator {url}: {error}") from error
         self._base = url.rstrip("/")
         base_url = URL(self._base)
-        self._plain = base_url.scheme == "http"
-        if self._plain and not _may_be_own(base_url.host or ""):
+        self._is_plain_http = base_url.scheme == "http"
+        if self._is_plain_http and not _may_be_own(base_url.host or ""):
             raise ConfigError(
                 f"network.coordinator {url} is on the Internet",
                 "use https, so that nobody reads it",
@@ -119,7 +119,7 @@ class CoordinatorClient:
         headers = {"Accept-Encoding": "identity", "Content-Type": "application/json"}
         if self._signer is not None:
             headers["Authorization"] = self._authorization(method, target, payload)
-        resolver = _OwnNetworks() if self._plain else ThreadedResolver()
+        resolver = _OwnNetworks() if self._is_plain_http else ThreadedResolver()
         try:
             async with (
                 ClientSession(

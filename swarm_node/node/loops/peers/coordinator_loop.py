@@ -95,7 +95,7 @@ class CoordinatorLoop:
         self._pause = _FIRST_SECONDS / 2
         self._list = 0  # the number of the coordinator's revocation list
         self._report_at = local.clock.now() + _LONGEST_SECONDS  # by then there is something to say
-        self._held = self._load()
+        self._last_batch = self._load()
 
     async def step(self, snapshot: Callable[[], Snapshot]) -> None:
         """Pause, then ask the coordinator once. Reports are made of `snapshot`. The caller repeats
@@ -157,7 +157,7 @@ class CoordinatorLoop:
     async def _follow(self) -> None:
         """Compare the coordinator's batches with the stored one, and store the newest."""
         for _ in range(_MOST_PAGES):
-            last_number = self._held.body.number if self._held else 0
+            last_number = self._last_batch.body.number if self._last_batch else 0
             results = [
                 open_batch(raw, self._swarm_id)
                 for raw in (await self._client.batches(last_number)).batches
@@ -165,15 +165,15 @@ class CoordinatorLoop:
             batches = [batch for batch in results if isinstance(batch, SignedBatch)]
             if len(batches) < len(results):
                 raise CoordinatorError(f"{self._url} sent a batch that nobody signed")
-            previous_batch = self._held
-            self._held, fault = follow(previous_batch, batches)
+            previous_batch = self._last_batch
+            self._last_batch, fault = follow(previous_batch, batches)
             if fault:
                 text = f"the coordinator {self._url} contradicts itself: {fault}; ask its operator"
                 if self._alarms.get(_ALARM) != text:
                     _log.warning("the coordinator contradicts itself", fault=fault, url=self._url)
                 self._alarms[_ALARM] = text
-            if self._held is not None and self._held is not previous_batch:
-                self._keeper.save(FILE, msgpack.packb([self._url, self._held.raw]))
+            if self._last_batch is not None and self._last_batch is not previous_batch:
+                self._keeper.save(FILE, msgpack.packb([self._url, self._last_batch.raw]))
             if len(batches) < api.MAX_BATCHES or fault:
                 return
 

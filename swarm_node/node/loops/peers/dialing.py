@@ -52,7 +52,7 @@ async def ping(
         return PingReport(peer_id, name, None, why=finding)
     peer = directory.get(peer_id) or await exchange.discovery.reach(peer_id)
     reply = None
-    if peer is not None and (peer.greeted or await asker.greet(peer)):
+    if peer is not None and (peer.is_greeted or await asker.greet(peer)):
         request, started_at = wire.pack(wire.PeersRequest(limit=1)), clock.now()
         reply = await asker.ask(peer, PEERS, request, max_reply=MAX_SMALL_REPLY, seconds=seconds)
     name = local.members.name(peer_id)  # a greeting may have told it
@@ -66,7 +66,7 @@ async def ping(
         return PingReport(peer_id, name, None, why=reason)
     round_trip, relay_id, address = (
         clock.now() - started_at,
-        reaching.usage.via.get(peer_id, ""),
+        reaching.usage.relay_ids.get(peer_id, ""),
         "",
     )
     with suppress(TransportError):  # the link may have gone since
@@ -169,7 +169,7 @@ class DialCheck:
         self._link_up = link_up
         self._open: dict[str, int] = {}
         self._rounds = 0
-        local.directory.failures.configured = len(self._addresses)
+        local.directory.failures.configured_count = len(self._addresses)
 
     async def step(self) -> None:
         """Check once, and wait for the next time. The caller repeats it."""
@@ -194,7 +194,7 @@ class DialCheck:
     def _answers(self, address: str) -> bool:
         peer = self._directory.get(address.rpartition("/p2p/")[2])
         is_recent = peer is not None and self._clock.now() - peer.last_seen <= SEEN_SECONDS
-        return is_recent and peer is not None and peer.greeted
+        return is_recent and peer is not None and peer.is_greeted
 
     def _note(self, attempt: DialAttempt) -> None:
         failures, now = self._directory.failures, self._clock.now()

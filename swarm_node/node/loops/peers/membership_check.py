@@ -45,7 +45,7 @@ class MembershipCheck:
         self._storage = storage
         self._inviters = {address.rpartition("/p2p/")[2] for address in inviters}
         self._leave = leave
-        self._since: float | None = None
+        self._refused_since: float | None = None
         self.refusal: MembershipError | None = None
 
     async def step(self, me: Callable[[], Member | Rejected]) -> None:
@@ -62,10 +62,10 @@ class MembershipCheck:
         if isinstance(me, Rejected) and me.reason in causes:
             return causes[me.reason]
         if not await self._invited_in_vain():
-            self._since = None
+            self._refused_since = None
             return None
-        self._since = now if self._since is None else self._since
-        return causes.get("used_up") if now - self._since >= HOLD_SECONDS else None
+        self._refused_since = now if self._refused_since is None else self._refused_since
+        return causes.get("used_up") if now - self._refused_since >= HOLD_SECONDS else None
 
     async def _invited_in_vain(self) -> bool:
         """Check that an inviter of a newcomer says that its ticket is used up."""

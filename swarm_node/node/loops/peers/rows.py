@@ -60,7 +60,7 @@ def peer_rows(
             now,
             shared_state.members,
             trained_counts[peer.peer_id] / total,
-            reaching.usage.via.get(peer.peer_id),
+            reaching.usage.relay_ids.get(peer.peer_id),
             _other_environment(peer, info),
             _other_model(peer, policy),
         )

@@ -38,7 +38,7 @@ def recall(directory: Directory, rows: Sequence[DroppedRow], clock: Clock) -> No
     now, wall = clock.now(), clock.wall()
     for row in rows:
         off_until, cut_until = (
-            now + min(OFFENCE.longest, end - wall) for end in (row.off_until, row.cut_until)
+            now + min(OFFENCE.ceiling, end - wall) for end in (row.off_until, row.cut_until)
         )
         standing = Standing(
             offences=row.offences, left_until=off_until, off_until=off_until, cut_until=cut_until
@@ -56,11 +56,11 @@ def watch(shared_state: Shared, own_id: str, now: float) -> None:
             (
                 peer
                 for peer in peers
-                if _MANY_REFUSALS <= peer.standing.useless > peer.standing.useful
+                if _MANY_REFUSALS <= peer.standing.useless_count > peer.standing.useful_count
                 # The verdict names both environments.
                 and max(peer.rejected, key=peer.rejected.__getitem__, default="") != "environment"
             ),
-            key=lambda peer: peer.standing.useless,
+            key=lambda peer: peer.standing.useless_count,
             default=None,
         ),
     }

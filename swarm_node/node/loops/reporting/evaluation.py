@@ -95,7 +95,7 @@ class Examiner:
         and the seconds that the sampler sampled."""
         player = Player(self.sampler, self.codec, self._replay, self.clock)
         groups, seconds = await player.play(requests.items())
-        rewards = ([dialogue.heard.reward for dialogue in dialogues] for dialogues in groups)
+        rewards = ([dialogue.last_replay.reward for dialogue in dialogues] for dialogues in groups)
         return dict(zip(requests, rewards, strict=True)), seconds
 
     async def _replay(
@@ -133,24 +133,24 @@ class Evaluator:
         task gets `tries` answers, for pass@k."""
         self._parts = parts
         self._tally = tally
-        self._took, self._rows = 0.0, 0
-        self._least = min_pause
+        self._last_seconds, self._rows = 0.0, 0
+        self._min_pause = min_pause
         self._info = info
-        self._own = frozenset(own_families)
+        self._local_families = frozenset(own_families)
         self._levels = levels
         self._families = self._main = tuple(info.families)
         self._tasks = tasks
         self._tries = tries
         self._draw = draw
         self._sampling = sampling
-        self._started = parts.clock.now() - elapsed
+        self._started_at = parts.clock.now() - elapsed
         self._one_at_a_time = asyncio.Lock()
-        self._adopted = asyncio.Event()
+        self._settings_event = asyncio.Event()
 
     def adopt(self, tasks: int, min_pause: float) -> None:
         """Apply a new number of tasks and a new shortest pause, also to a pause that has begun."""
-        self._tasks, self._least = tasks, min_pause
-        self._adopted.set()
+        self._tasks, self._min_pause = tasks, min_pause
+        self._settings_event.set()
 
     async def rest(self) -> None:
         """Wait until the next point is due. The pause depends on the cost of the last one, which is
@@ -158,15 +158,17 @@ class Evaluator:
         say little of those that follow."""
         clock = self._parts.clock
         started_at = clock.now()
-        while (left := started_at + pause(self._least, self._spent()) - clock.now()) > 0:
-            self._adopted.clear()
+        while (left := started_at + pause(self._min_pause, self._spent()) - clock.now()) > 0:
+            self._settings_event.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, max(self._least, _ESTIMATE_SECONDS))):
-                    await self._adopted.wait()
+                async with asyncio.timeout(min(left, max(self._min_pause, _ESTIMATE_SECONDS))):
+                    await self._settings_event.wait()
 
     def _spent(self) -> float:
         """Seconds of the sampler's time that the last point cost, by what is known now."""
-        return cost(self._took, self._rows, self._tally.drawing.mean / self._sampling.group_size)
+        return cost(
+            self._last_seconds, self._rows, self._tally.drawing.mean / self._sampling.group_size
+        )
 
     async def measure(self) -> EvalPoint:
         """Measure one point of the curve, in one sampling batch over all families. A task counts as
@@ -181,7 +183,7 @@ class Evaluator:
             parts.clock,
         )
         async with self._one_at_a_time:
-            if self._levels is not None and self._levels.active:
+            if self._levels is not None and self._levels.is_active:
                 evals = self._tally.evals
                 self._main = self._levels.main(evals[-1].main if evals else ())
                 self._families = tuple(dict.fromkeys((*self._main, *self._levels.sampled())))
@@ -191,7 +193,7 @@ class Evaluator:
             self._rows = sum(refs[ref] for ref in requests)
             max_tokens = self._sampling.max_new_tokens
             with at_sampler(parts, self._tally, max_tokens, answers=self._rows):
-                results, self._took = await examiner.rewards(requests)
+                results, self._last_seconds = await examiner.rewards(requests)
             rewards = {ref: [0.0] * n for ref, n in refs.items()} | results
         return self._point(version, rewards)
 
@@ -226,10 +228,12 @@ class Evaluator:
                 best_rewards[ref.family].append(max(answers))
         families = {family: _mean(values) for family, values in eval_rewards.items()}
         main = {family: families[family] for family in self._main}
-        local_rewards = [value for family, value in main.items() if family in self._own]
-        external_rewards = [value for family, value in main.items() if family not in self._own]
+        local_rewards = [value for family, value in main.items() if family in self._local_families]
+        external_rewards = [
+            value for family, value in main.items() if family not in self._local_families
+        ]
         return EvalPoint(
-            seconds=self._parts.clock.now() - self._started,
+            seconds=self._parts.clock.now() - self._started_at,
             version=version,
             reward=_mean(list(main.values())),
             local=_mean(local_rewards) if local_rewards else 0.0,

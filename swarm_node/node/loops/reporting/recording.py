@@ -32,14 +32,14 @@ class Recorder:
     ) -> None:
         """`snapshot` returns the figures of this node now."""
         self._snapshot = snapshot
-        self._said: tuple[str, str] | None = None
+        self._last_health: tuple[str, str] | None = None
         self._parts = parts
-        self._shared = shared_state
-        self._before, self._seen = self._totals(), self._batches()
-        self._measured: EvalPoint | None = None
-        self._reported = parts.clock.now()
+        self._shared_state = shared_state
+        self._previous_totals, self._previous_batches = self._totals(), self._batches()
+        self._last_eval: EvalPoint | None = None
+        self._reported_at = parts.clock.now()
         #: When the work before the first update was told, and the seconds to the next time.
-        self._told, self._wait = self._reported, _FIRST_SECONDS
+        self._work_told_at, self._wait = self._reported_at, _FIRST_SECONDS
         self._told_of_fault = False
 
     async def step(self) -> None:
@@ -49,17 +49,24 @@ class Recorder:
         await asyncio.sleep(_TICK_SECONDS)
         if self._due():
             await self._record()
-        if clock.now() - self._reported >= _REPORT_SECONDS:
-            self._reported = self._told = clock.now()
+        if clock.now() - self._reported_at >= _REPORT_SECONDS:
+            self._reported_at = self._work_told_at = clock.now()
             self._report()
             self._watch()
-        elif self._shared.tally.updating.count == 0 and clock.now() >= self._told + self._wait:
-            self._told, self._wait = clock.now(), _EARLY_SECONDS
+        elif (
+            self._shared_state.tally.updating.count == 0
+            and clock.now() >= self._work_told_at + self._wait
+        ):
+            self._work_told_at, self._wait = clock.now(), _EARLY_SECONDS
             self._report_work()
 
     def _watch(self) -> None:
         """Log what happened to members since the last look."""
-        shared_state, now, wall = self._shared, self._parts.clock.now(), self._parts.clock.wall()
+        shared_state, now, wall = (
+            self._shared_state,
+            self._parts.clock.now(),
+            self._parts.clock.wall(),
+        )
         live_peers = {peer.peer_id: peer for peer in shared_state.directory.live(now, float("inf"))}
         for peer_id, peer in {**shared_state.former, **live_peers}.items():
             membership = shared_state.members.shown(peer_id)
@@ -71,17 +78,22 @@ class Recorder:
                     name, issuer, membership[1], not is_silent, peer.epoch, peer.addresses
                 )
                 shared_state.tally.events.see(
-                    peer_id, replace(sight, refused=dict(peer.rejected)), wall
+                    peer_id, replace(sight, rejections=dict(peer.rejected)), wall
                 )
 
     def _batches(self) -> int:
-        return self._shared.tally.steps + self._shared.tally.skipped_batches
+        return self._shared_state.tally.steps + self._shared_state.tally.skipped_batches
 
     def _due(self) -> bool:
-        tally, elapsed = self._shared.tally, self._parts.clock.now() - self._before.seconds
-        if tally.evals and tally.evals[-1] is not self._measured:
+        tally, elapsed = (
+            self._shared_state.tally,
+            self._parts.clock.now() - self._previous_totals.seconds,
+        )
+        if tally.evals and tally.evals[-1] is not self._last_eval:
             return True
-        return elapsed >= (LEAST_SECONDS if self._batches() > self._seen else MOST_SECONDS)
+        return elapsed >= (
+            LEAST_SECONDS if self._batches() > self._previous_batches else MOST_SECONDS
+        )
 
     async def _record(self) -> None:
         parts = self._parts
@@ -93,19 +105,23 @@ class Recorder:
         try:
             await asyncio.to_thread(parts.metrics.append, row)
         except HomeError as error:
-            self._shared.tally.faults["metrics"] += 1
+            self._shared_state.tally.faults["metrics"] += 1
             if not self._told_of_fault:
                 self._told_of_fault = True
                 _log.warning("no history is written (told once)", error=str(error))
 
     def _row(self, memory: int) -> HistoryRow:
-        tally, clock = self._shared.tally, self._parts.clock
-        previous_totals, self._before, self._seen = self._before, self._totals(), self._batches()
+        tally, clock = self._shared_state.tally, self._parts.clock
+        previous_totals, self._previous_totals, self._previous_batches = (
+            self._previous_totals,
+            self._totals(),
+            self._batches(),
+        )
         point = tally.evals[-1] if tally.evals else None
-        point, self._measured = None if point is self._measured else point, point
-        peers = self._shared.directory.live(clock.now(), SEEN_SECONDS)
+        point, self._last_eval = None if point is self._last_eval else point, point
+        peers = self._shared_state.directory.live(clock.now(), SEEN_SECONDS)
         return HistoryRow.of(
-            *(previous_totals, self._before, tally.groups, tally.last_applied),
+            *(previous_totals, self._previous_totals, tally.groups, tally.last_applied),
             time=clock.wall(),
             version=self._parts.trainer.version,
             steps=tally.steps,
@@ -121,7 +137,7 @@ class Recorder:
         )
 
     def _totals(self) -> Totals:
-        tally, buffer = self._shared.tally, self._shared.buffer.stats()
+        tally, buffer = self._shared_state.tally, self._shared_state.buffer.stats()
         return replace(
             tally.sums,
             seconds=self._parts.clock.now(),
@@ -144,16 +160,16 @@ class Recorder:
     def _report(self) -> None:
         shot = self._snapshot()
         first = shot.findings[0]
-        if (first.kind, first.level) != self._said:
-            self._said = first.kind, first.level
+        if (first.kind, first.level) != self._last_health:
+            self._last_health = first.kind, first.level
             log = _log.warning if first.level == "bad" else _log.info
             sentence = " → ".join(filter(None, (first.text, first.remedy)))
             log("health", kind=first.kind, text=first.text, remedy=first.remedy, said=sentence)
         self._report_progress(first, shot)
 
     def _report_progress(self, first: Said, shot: Snapshot) -> None:
-        tally, row = self._shared.tally, self._parts.history.latest
-        peers = len(self._shared.directory.live(self._parts.clock.now(), SEEN_SECONDS))
+        tally, row = self._shared_state.tally, self._parts.history.latest
+        peers = len(self._shared_state.directory.live(self._parts.clock.now(), SEEN_SECONDS))
         point = tally.evals[-1] if tally.evals else None
         reward = round(point.reward, 3) if point else None
         train = round(point.train, 3) if point and point.train is not None else None

@@ -98,7 +98,7 @@ def take_snapshot(
         levels=levels,
     )
     shot = msgspec.structs.replace(shot, **_course(parts, shared_state, running_since, limit))
-    return msgspec.structs.replace(shot, findings=findings(shot, tally.steady, home))
+    return msgspec.structs.replace(shot, findings=findings(shot, tally.hysteresis, home))
 
 
 def _course(
@@ -118,12 +118,12 @@ def _course(
         "work": work,
         "busy": busy_row,
         "advice": tally.advice,
-        "configured": failures.configured,
+        "configured": failures.configured_count,
         "causes": failures.causes(now)[:_SHOWN_CAUSES],
         "refused_callers": failures.refused(now)[:_SHOWN_CAUSES],
         "mixture": tally.mixture,
         "latest": parts.history.latest,
-        "taught": tally.taught.rows(),
+        "taught": tally.trained_groups.rows(),
         "seconds_since_step": since_update,
         "seconds_between_steps": step_seconds,
         "recent": tally.samples.recent(),

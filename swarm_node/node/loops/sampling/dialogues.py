@@ -26,20 +26,21 @@ Replay = Callable[[TaskRef, Sequence[Transcript]], Awaitable[Sequence[ReplayedDi
 TOO_LONG = "too_long"
 #: The fault of a dialogue in which a reply became another one when it was replayed.
 CHANGED = "changed"
-_UNHEARD = ReplayedDialogue(over=False)
+_UNHEARD = ReplayedDialogue(is_over=False)
 
 
 @dataclass(slots=True, eq=False)
 class PlayedDialogue:
     """A dialogue with the policy, one of those that begin with `request`: the turns that it said,
-    what it was told between them, and what the environment `heard` last, at the end its verdict."""
+    what it was told between them, and what the environment said last (`last_replay`), at the end
+    its verdict."""
 
     ref: TaskRef
     request: SampleRequest
     place: int
     turns: list[Completion] = field(default_factory=list)
     replies: list[str] = field(default_factory=list)
-    heard: ReplayedDialogue = _UNHEARD
+    last_replay: ReplayedDialogue = _UNHEARD
 
     @property
     def transcript(self) -> Transcript:
@@ -52,8 +53,8 @@ class PlayedDialogue:
         stay: if they were others now, the environment is no pure function."""
         if not replay.fault and list(replay.replies[: len(self.replies)]) != self.replies:
             replay = ReplayedDialogue(fault=CHANGED)
-        self.heard = replay
-        if not replay.over:
+        self.last_replay = replay
+        if not replay.is_over:
             self.replies = list(replay.replies)
 
     def context(self, codec: Codec) -> tuple[int, ...]:
@@ -97,7 +98,9 @@ class Player:
                 for dialogue, completion in zip(dialogues, completions, strict=True):
                     dialogue.turns.append(completion)
             for group in groups:
-                open_dialogues = [dialogue for dialogue in group if not dialogue.heard.over]
+                open_dialogues = [
+                    dialogue for dialogue in group if not dialogue.last_replay.is_over
+                ]
                 if open_dialogues:
                     replays = await self._replay(
                         group[0].ref, [dialogue.transcript for dialogue in open_dialogues]
@@ -117,11 +120,11 @@ class Player:
                 requests.append((group[0].request, group))
                 continue
             for dialogue in group:
-                if dialogue.heard.over:
+                if dialogue.last_replay.is_over:
                     continue
                 first, context = dialogue.request, dialogue.context(self._codec)
                 if not self._codec.fits(context, first.max_new_tokens):
-                    dialogue.heard = ReplayedDialogue(fault=TOO_LONG)
+                    dialogue.last_replay = ReplayedDialogue(fault=TOO_LONG)
                     continue
                 seed = task_seed("turn", first.seed, dialogue.place, len(dialogue.turns))
                 requests.append((replace(first, prompt_ids=context, n=1, seed=seed), (dialogue,)))
@@ -141,7 +144,7 @@ def joined(turns: Sequence[Completion]) -> Completion:
         token_ids=np.concatenate([turn.token_ids for turn in turns]),
         logprobs=np.concatenate([turn.logprobs for turn in turns]),
         spans=tuple(spans),
-        earlier=tuple(
+        earlier_turns=tuple(
             EarlierTurn(turn.text, end) for turn, end in zip(turns[:-1], ends, strict=False)
         ),
     )

@@ -62,10 +62,12 @@ class Ladder:
     def __init__(self, name: str, families: Sequence[str]) -> None:
         self.name, self.families = name, tuple(families)
         self.level = 0
-        self.placed = len(families) == 1
+        self.is_placed = len(families) == 1
         #: Levels that the owner was told of: one may move between two of them for ever.
-        self.told: set[tuple[bool, int]] = set()
-        self.means: dict[str, deque[float]] = {family: deque(maxlen=WINDOW) for family in families}
+        self.reported_levels: set[tuple[bool, int]] = set()
+        self.mean_rewards: dict[str, deque[float]] = {
+            family: deque(maxlen=WINDOW) for family in families
+        }
         self._mixed: dict[str, deque[bool]] = {family: deque(maxlen=WINDOW) for family in families}
 
     @property
@@ -75,16 +77,16 @@ class Ladder:
 
     def reward(self, family: str) -> float | None:
         """The mean reward of the newest groups of a family; None before the first."""
-        means = self.means[family]
+        means = self.mean_rewards[family]
         return fmean(means) if means else None
 
     def note(self, family: str, rewards: Sequence[float]) -> None:
         """Take in the rewards of a group, and change the level if it is time."""
-        self.means[family].append(fmean(rewards))
+        self.mean_rewards[family].append(fmean(rewards))
         self._mixed[family].append(len(set(rewards)) > 1)
-        while not self.placed and len(self.means[self.family]) >= PROBE:
-            self._place(fmean(self.means[self.family]))
-        if not self.placed:
+        while not self.is_placed and len(self.mean_rewards[self.family]) >= PROBE:
+            self._place(fmean(self.mean_rewards[self.family]))
+        if not self.is_placed:
             return
         if self._is_learnt and self.level + 1 < len(self.families) and not self._is_above_hard:
             self.level += 1
@@ -95,13 +97,13 @@ class Ladder:
         if reward > HIGH and self.level + 1 < len(self.families):
             self.level += 1
             return
-        self.placed = True
+        self.is_placed = True
         if reward < LOW and self.level > 0:
             self.level -= 1
 
     @property
     def _is_learnt(self) -> bool:
-        means = self.means[self.family]
+        means = self.mean_rewards[self.family]
         return len(means) == WINDOW and fmean(means) > HIGH
 
     @property
@@ -109,7 +111,7 @@ class Ladder:
         return self.level + 1 < len(self.families) and self._is_hard(self.families[self.level + 1])
 
     def _is_hard(self, family: str) -> bool:
-        means = self.means[family]
+        means = self.mean_rewards[family]
         return len(means) == WINDOW and fmean(means) < LOW
 
     def weights(self) -> dict[str, float]:
@@ -133,7 +135,7 @@ class Ladder:
             self.name,
             self.level + 1,
             len(self.families),
-            self.placed,
+            self.is_placed,
             {family: reward for family, reward in rewards.items() if reward is not None},
             self.reward(self.family),
         )
@@ -149,8 +151,8 @@ class Levels:
         `families` alike."""
         self._info, self._storage = info, storage
         by_name = {name: Ladder(name, entry) for name, entry in ladders(families).items()}
-        self.active = climbs and any(len(entry.families) > 1 for entry in by_name.values())
-        self._ladders = by_name if self.active else {}
+        self.is_active = climbs and any(len(entry.families) > 1 for entry in by_name.values())
+        self._ladders = by_name if self.is_active else {}
         self._of = {entry: ladder for ladder in self._ladders.values() for entry in ladder.families}
 
     async def restore(self) -> None:
@@ -158,16 +160,16 @@ class Levels:
         for ladder in self._climbed():
             level = await self._storage.run(self._storage.counter, self._key(ladder)) % _LEVELS
             if level:
-                ladder.level, ladder.placed = min(level, len(ladder.families)) - 1, True
+                ladder.level, ladder.is_placed = min(level, len(ladder.families)) - 1, True
 
     async def note(self, groups: Sequence[VerifiedGroup]) -> None:
         """Take in own groups."""
         for group in groups:
             ladder = self._of.get(group.group.task.family)
             if ladder is not None:
-                previous_place = ladder.placed, ladder.level
+                previous_place = ladder.is_placed, ladder.level
                 ladder.note(group.group.task.family, group.rewards)
-                if (ladder.placed, ladder.level) != previous_place and len(ladder.families) > 1:
+                if (ladder.is_placed, ladder.level) != previous_place and len(ladder.families) > 1:
                     await self._keep(ladder)
 
     def choose(self, seeds: Sequence[int]) -> list[str]:
@@ -177,7 +179,7 @@ class Levels:
         weights = {
             family: weight
             for ladder in self._ladders.values()
-            if ladder.placed
+            if ladder.is_placed
             for family, weight in ladder.weights().items()
         }
         choices = probes[: len(seeds)]
@@ -212,7 +214,7 @@ class Levels:
         """Families to measure, PROBE tasks of each; all of them at once where no ladder is placed.
         The first one is drawn: a small batch is not always for the same ladder, all of whose
         prompts may be too long."""
-        open_ladders = [ladder for ladder in self._ladders.values() if not ladder.placed]
+        open_ladders = [ladder for ladder in self._ladders.values() if not ladder.is_placed]
         count, first = len(seeds), seeds[0] % len(open_ladders) if seeds and open_ladders else 0
         open_ladders = [*open_ladders[first:], *open_ladders[:first]]
         families: list[str] = []
@@ -222,8 +224,8 @@ class Levels:
                 number = ladder.level + offset
                 if number < len(ladder.families):
                     family = ladder.families[number]
-                    families += [family] * max(0, PROBE - len(ladder.means[family]))
-            if any(ladder.placed for ladder in self._ladders.values()):
+                    families += [family] * max(0, PROBE - len(ladder.mean_rewards[family]))
+            if any(ladder.is_placed for ladder in self._ladders.values()):
                 break  # the others have something to learn from
         while families and len(families) < count and len(open_ladders) == len(self._ladders):
             families += families[: count - len(families)]
@@ -231,12 +233,14 @@ class Levels:
 
     async def _keep(self, ladder: Ladder) -> None:
         storage, key, row = self._storage, self._key(ladder), ladder.row()
-        if ladder.placed:
+        if ladder.is_placed:
             stored_level = await storage.run(storage.counter, key)
             await storage.run(storage.advance, key, (ladder.level + 1 - stored_level) % _LEVELS)
         summary = ", ".join(f"{family} {reward:.2f}" for family, reward in row.measured.items())
-        log = _log.debug if (ladder.placed, ladder.level) in ladder.told else _log.info
-        ladder.told.add((ladder.placed, ladder.level))
+        log = (
+            _log.debug if (ladder.is_placed, ladder.level) in ladder.reported_levels else _log.info
+        )
+        ladder.reported_levels.add((ladder.is_placed, ladder.level))
         log(
             "level",
             ladder=ladder.name,

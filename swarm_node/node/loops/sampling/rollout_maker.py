@@ -70,8 +70,8 @@ class RolloutMaker:
         self._turns = turns
         self._first = FirstGroups()
         #: Requests of the newest groups, and the first groups' results if they teach nothing.
-        self._asked: dict[TaskRef, SampleRequest] = {}
-        self._barren: Beginning | None = None
+        self._recent_requests: dict[TaskRef, SampleRequest] = {}
+        self._poor_start: Beginning | None = None
 
     async def make(self, count: int, deliver: Deliver) -> None:
         """Complete and judge `count` groups. `deliver` takes them, with their prompts, rewards and
@@ -111,8 +111,8 @@ class RolloutMaker:
             self._tally.sampling.add(clock.now() - started_at, group_count)
         else:
             await asyncio.sleep(PAUSE_SECONDS)  # the next ones may be as long: do not spin
-        if self._barren is not None:
-            beginning, self._barren = self._barren, None
+        if self._poor_start is not None:
+            beginning, self._poor_start = self._poor_start, None
             await self._try(beginning)
 
     async def _try(self, beginning: Beginning) -> None:
@@ -124,7 +124,12 @@ class RolloutMaker:
             if beginning.pass_at_1 <= 0.5 and self._turns == 1:
                 calls = partial(at_sampler, parts, tally)
                 trials = await try_changes(
-                    beginning, self._asked, parts.sampler, self._judging, parts.codec, calls
+                    beginning,
+                    self._recent_requests,
+                    parts.sampler,
+                    self._judging,
+                    parts.codec,
+                    calls,
                 )
         except SwarmNodeError:
             self._advise(beginning, trials)
@@ -185,7 +190,7 @@ class RolloutMaker:
                 [(item.ref, item.request) for item in groups]
             )
         for group, dialogues in zip(groups, played_groups, strict=True):
-            faults = Counter(item.heard.fault for item in dialogues)
+            faults = Counter(item.last_replay.fault for item in dialogues)
             self._judging.changed(group.ref, faults[CHANGED])
             if faults[TOO_LONG]:
                 self._tally.faults["prompt_too_long"] += 1
@@ -197,7 +202,7 @@ class RolloutMaker:
                     group,
                     version,
                     tuple(joined(item.turns) for item in dialogues),
-                    tuple(item.heard.reward for item in dialogues),
+                    tuple(item.last_replay.reward for item in dialogues),
                     tuple(tuple(item.replies) for item in dialogues),
                     is_sound=faults.keys() <= {"", "out_of_range"},
                 )
@@ -249,10 +254,12 @@ class RolloutMaker:
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         rollout_group = RolloutGroup(group.ref, policy, completions, rewards)
         self._tally.sampled(rollout_group, group.prompt, replies)
-        self._asked = dict([*self._asked.items(), (group.ref, group.request)][-TASKS:])
+        self._recent_requests = dict(
+            [*self._recent_requests.items(), (group.ref, group.request)][-TASKS:]
+        )
         beginning = self._first.add(rollout_group)
         if beginning is not None and beginning.advice:
-            self._barren = beginning
+            self._poor_start = beginning
         elif beginning is not None:
             tell(beginning, "")
         return OwnGroup(rollout_group, group.prompt, replies, is_sound)
@@ -266,7 +273,7 @@ def tell(beginning: Beginning, advice: str) -> None:
     """Log the results before training, with the `advice` if there is no training signal."""
     fields = {
         "reward": round(beginning.pass_at_1, 3),
-        "mixed_rewards": f"{beginning.informative} of {beginning.groups}",
+        "mixed_rewards": f"{beginning.mixed_rewards} of {beginning.groups}",
     }
     if advice:
         answers = list(beginning.answers)

@@ -75,10 +75,10 @@ class Scoring:
                     "the environment's reply() raised or gave no text of at most 1,024 characters, "
                     "so the dialogue ended with reward 0 (told once, counted)",
                     family=ref.family,
-                    raised=dialogue.raised,
+                    raised=dialogue.exception,
                 )
-            elif dialogue.raised and not dialogue.fault:
-                self._tell_of_raising(ref, dialogue.raised)
+            elif dialogue.exception and not dialogue.fault:
+                self._tell_of_raising(ref, dialogue.exception)
             elif dialogue.fault == "ended":
                 self._tell_of_change(ref)
             if dialogue.fault:
@@ -132,8 +132,8 @@ class Scoring:
     def _count_texts(self, ref: TaskRef, judgement: Judgement) -> None:
         if judgement.faults:
             self._tally.faults[f"scorer_{judgement.fault_reason}"] += judgement.faults
-        if judgement.raised:
-            self._tell_of_raising(ref, judgement.raised)
+        if judgement.exception:
+            self._tell_of_raising(ref, judgement.exception)
 
     def _tell_of_change(self, ref: TaskRef) -> None:
         if self._tally.faults["scorer_changed"] or self._tally.faults["scorer_ended"]:

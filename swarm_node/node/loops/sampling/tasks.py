@@ -55,7 +55,7 @@ class SeededTasks:
         first = await storage.run(storage.advance, "tasks", count)
         indices = range(first, first + count)
         seeds = [task_seed("train", self._seed, self._peer_id, index) for index in indices]
-        if self._levels is not None and self._levels.active:
+        if self._levels is not None and self._levels.is_active:
             families = self._levels.choose(seeds)
         else:
             families = [self._families[seed % len(self._families)] for seed in seeds]
@@ -75,7 +75,7 @@ class FittingTasks:
         turns: int = 1,
     ) -> None:
         """The policy has up to `turns` turns for each task, each as long as the longest answer."""
-        self._longest = turns * sampling.max_new_tokens
+        self._answer_limit = turns * sampling.max_new_tokens
         self._parts = parts
         self._tally = tally
         self._tasks = tasks
@@ -90,7 +90,7 @@ class FittingTasks:
             (ref, prompt, parts.codec.encode_prompt(prompt))
             for ref, prompt in zip(refs, prompts, strict=True)
         ]
-        fitting_tasks = [task for task in tasks if parts.codec.fits(task[2], self._longest)]
+        fitting_tasks = [task for task in tasks if parts.codec.fits(task[2], self._answer_limit)]
         if len(fitting_tasks) < len(tasks):
             if not self._tally.faults["prompt_too_long"]:
                 self._tell(next(task for task in tasks if task not in fitting_tasks))
@@ -105,7 +105,7 @@ class FittingTasks:
             "counted)",
             family=ref.family,
             prompt_tokens=len(prompt_ids),
-            answer_tokens=self._longest,
+            answer_tokens=self._answer_limit,
             positions=self._parts.codec.positions,
         )
 

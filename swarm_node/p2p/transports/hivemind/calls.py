@@ -56,11 +56,11 @@ class TableCalls:
         self._authorizer = authorizer
         self._gate = gate
         self.is_member = is_member
-        self._cut = disconnect
+        self._disconnect = disconnect
 
     async def answer(self, call: TableCall, raw: bytes, caller: str, context: Any) -> bytes:
         """Return the packed answer to a packed call."""
-        if await self._cut(caller):
+        if await self._disconnect(caller):
             return NOTHING
         request = self._parsed(call, raw, caller)
         if request is None:

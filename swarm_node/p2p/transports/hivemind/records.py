@@ -82,7 +82,7 @@ class HeartbeatRecords:
         self._key = key
         self._wall = wall
         self._proves_membership = proves_membership
-        self._verified: Recent[bytes, None] = Recent(_MAX_VERIFIED)
+        self._verified_digests: Recent[bytes, None] = Recent(_MAX_VERIFIED)
 
     def sign_value(self, record: DhtRecord) -> bytes:
         return self._identity.sign(_signed_bytes(record, record.value)) + record.value
@@ -101,8 +101,8 @@ class HeartbeatRecords:
         signature = record.value[:_SIGNATURE_BYTES]
         message = _signed_bytes(record, self.strip_value(record))
         digest = hashlib.blake2b(signature + message, digest_size=16).digest()
-        if digest in self._verified:
-            self._verified.move_to_end(digest)
+        if digest in self._verified_digests:
+            self._verified_digests.move_to_end(digest)
             return True
         try:
             Ed25519PublicKey.from_public_bytes(owner).verify(signature, message)
@@ -110,7 +110,7 @@ class HeartbeatRecords:
             return False
         if not self._proves_membership(presence, peer_id_of(owner)):
             return False
-        self._verified[digest] = None
+        self._verified_digests[digest] = None
         return True
 
     def merge_with(self, other: object) -> bool:
@@ -169,7 +169,7 @@ class SwarmAuthorizer:
     def __init__(self, secret: bytes, swarm_id: bytes, wall: Callable[[], float]) -> None:
         self._swarm_id = swarm_id
         self._key = self._derived(secret)
-        self._previous: tuple[bytes, float] | None = None  # with the end of its time
+        self._previous_key: tuple[bytes, float] | None = None  # with the end of its time
         self._wall = wall
         self._nonces: OrderedDict[bytes, float] = OrderedDict()
 
@@ -177,7 +177,7 @@ class SwarmAuthorizer:
         """Replace the secret."""
         key = self._derived(secret)
         if key != self._key:
-            self._previous = self._key, self._wall() + OVERLAP_SECONDS
+            self._previous_key = self._key, self._wall() + OVERLAP_SECONDS
             self._key = key
 
     async def sign_request(self, request: Any, service_public_key: object) -> None:
@@ -207,8 +207,8 @@ class SwarmAuthorizer:
     def _key_of(self, message: Any) -> bytes | None:
         """The valid key that made the tag of `message`, None if there is none."""
         keys = [self._key]
-        if self._previous is not None and self._wall() < self._previous[1]:
-            keys.append(self._previous[0])
+        if self._previous_key is not None and self._wall() < self._previous_key[1]:
+            keys.append(self._previous_key[0])
         return next((key for key in keys if _is_tag(message, key)), None)
 
     def _derived(self, secret: bytes) -> bytes:

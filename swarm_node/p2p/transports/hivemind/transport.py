@@ -80,7 +80,7 @@ class HivemindTransport(StreamTransport[DhtNode]):
         self._published_until = 0.0
         self._rounds = Rounds()
         #: The linked peers, with the addresses of each link, those known for longest first.
-        self._linked: dict[str, Sequence[str]] = {}
+        self._peer_links: dict[str, Sequence[str]] = {}
 
     def use_secret(self, secret: bytes) -> None:
         self._authorizer.use(secret)
@@ -126,19 +126,19 @@ class HivemindTransport(StreamTransport[DhtNode]):
     ) -> dict[str, Sequence[str]]:
         """Cut links above the limits, and those of peers that are cut off. Return the links that
         stay. p2pd allows any number of links, and can only close all links of a peer together."""
-        all_links = {peer: links[peer] for peer in self._linked if peer in links} | dict(links)
+        all_links = {peer: links[peer] for peer in self._peer_links if peer in links} | dict(links)
         for peer, at in all_links.items():
-            if len(at) > P2PD_LINKS_PER_PEER and peer not in self._admission.severed:
+            if len(at) > P2PD_LINKS_PER_PEER and peer not in self._admission.severed_peers:
                 self.sever(peer, BARRED_SECONDS)
-        order = [peer for peer in all_links if peer not in self._admission.severed]
+        order = [peer for peer in all_links if peer not in self._admission.severed_peers]
         excess = surplus([self._place(peer, all_links[peer]) for peer in order], LINKS)
         given_up = {order[index] for index in excess}
-        self._linked = {peer: all_links[peer] for peer in order if peer not in given_up}
-        excess_peers = [peer for peer in all_links if peer not in self._linked]
+        self._peer_links = {peer: all_links[peer] for peer in order if peer not in given_up}
+        excess_peers = [peer for peer in all_links if peer not in self._peer_links]
         await asyncio.gather(*(node.disconnect(peer) for peer in excess_peers))
         if excess_peers:
             self._refused("links", sum(len(all_links[peer]) for peer in excess_peers))
-        return self._linked
+        return self._peer_links
 
     def _place(self, peer: str, at: Sequence[str]) -> LinkPlace:
         """The place that a peer's link takes: the lowest for a stranger, the highest for one that
@@ -146,12 +146,12 @@ class HivemindTransport(StreamTransport[DhtNode]):
         if not self._is_member(peer):
             endpoint = split_endpoint(at[0]) if at else None
             return LinkPlace(site(endpoint[1]) if endpoint else "", 0)
-        is_active = self._clock.now() - self._asked.get(peer, -math.inf) < ASKED_SECONDS
+        is_active = self._clock.now() - self._request_times.get(peer, -math.inf) < ASKED_SECONDS
         return LinkPlace(self._admission.issuer(peer), 2 if is_active else 1)
 
     async def _cut(self, peer: str) -> bool:
         """Close the links of a peer that was cut off. Return True if it was."""
-        if peer not in self._admission.severed:
+        if peer not in self._admission.severed_peers:
             return False
         await self._disconnect(peer)
         return True

@@ -72,7 +72,7 @@ class Libp2pDaemon:
         server: StreamServer,
         on_refusal: Callable[[str, int], None],
     ) -> None:
-        self._refused = on_refusal
+        self._on_refusal = on_refusal
         self._child = child
         self._sockets = sockets
         self._server = server
@@ -123,7 +123,7 @@ class Libp2pDaemon:
         except BaseException as error:
             await self.stop(grace=0.0)
             if isinstance(error, ReportedError):
-                raise TransportError(error.why) from error
+                raise TransportError(error.reason) from error
             if isinstance(error, ChildError | OSError):
                 kind = SlowStartError if isinstance(error, ChildError) else TransportError
                 raise kind(f"cannot start the network process: {words_of(error)}") from error
@@ -167,7 +167,7 @@ class Libp2pDaemon:
         except TransportError:
             return None
         for reason, count in reply.refused.items():
-            self._refused(reason, count)
+            self._on_refusal(reason, count)
         return reply.peers
 
     async def disconnect(self, peer_id: str) -> None:

@@ -144,7 +144,7 @@ class Socket(TrioTCPStream):  # type: ignore[misc]
         self._buffer = bytearray()
         host, port = stream.socket.getpeername()[:2]
         #: The multiaddr of the other end. py-libp2p gives none for IPv6.
-        self.seen = f"/ip{6 if ':' in host else 4}/{host.partition('%')[0]}/tcp/{port}"
+        self.peer_address = f"/ip{6 if ':' in host else 4}/{host.partition('%')[0]}/tcp/{port}"
         self.site = site(host.partition("%")[0])
         _notice_dead_peers(stream)
 
@@ -183,12 +183,12 @@ class Link(yamux.Yamux):  # type: ignore[misc]
         super().__init__(secure_conn, peer, is_initiator=secure_conn.is_initiator)
         self.peer = str(peer)
         self.stream = stream
-        self.begun = trio.current_time()
+        self.started_at = trio.current_time()
         #: Cancels the tasks of the link, which do not all notice that its connection was closed.
         self.scope: trio.CancelScope | None = None
         self._given_up = False
         #: Running streams that the peer opened.
-        self.served = 0
+        self.served_streams = 0
         self._held_in_all = held_in_all
         self._asking = trio.Lock()
 

@@ -71,15 +71,15 @@ class Host:
         self._links: dict[str, list[Link]] = {}
         #: The site of each connection that is no link yet, the oldest first.
         self._strangers: dict[trio.CancelScope, str] = {}
-        self._answered: Recent[str, str] = Recent(_MAX_ANSWERED)
+        self._peer_addresses: Recent[str, str] = Recent(_MAX_ANSWERED)
         #: When this node last asked a peer.
-        self._asked: Recent[str, float] = Recent(_MAX_ANSWERED)
+        self._request_times: Recent[str, float] = Recent(_MAX_ANSWERED)
         self._arrivals = PeerGates(*ARRIVALS)
         self._returns = PeerGates(*RETURNS)
         self._pace = PeerGates(*PACE)
         self._barred = Severed(trio.current_time)
         #: Refused connections, links and streams by reason (wire/reasons.py), until they are taken.
-        self.refused: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
 
     async def listen(self, addresses: Sequence[str]) -> tuple[str, ...]:
         """Listen on multiaddrs. Return them with the chosen ports.
@@ -123,7 +123,7 @@ class Host:
                     raise
                 self._nursery.start_soon(self._keep, link)
                 await link.event_started.wait()
-        self._answered[peer] = address
+        self._peer_addresses[peer] = address
 
     async def open(self, peer: str, protocol: str) -> tuple[Any, bytes]:
         """Open a stream to a peer that is linked or has answered before. Return it with the bytes
@@ -134,14 +134,14 @@ class Host:
         """
         link = self._link(peer)
         if link is None:
-            if peer not in self._answered:
+            if peer not in self._peer_addresses:
                 raise TransportError(f"no link to {peer}: dial it first")
-            await self.connect(peer, self._answered[peer])
+            await self.connect(peer, self._peer_addresses[peer])
             link = self._link(peer)
         with _becomes_transport_error(f"cannot reach {peer} for {protocol}"):
             if link is None:
                 raise ConnectionError("the link has just ended")
-            self._asked[peer] = trio.current_time()
+            self._request_times[peer] = trio.current_time()
             stream = await link.open_stream()
             try:
                 with trio.fail_after(NEGOTIATE_SECONDS):
@@ -171,7 +171,7 @@ class Host:
         except OSError:
             return  # it has gone already
         if not self._arrivals.take(place, trio.current_time()):
-            self.refused["links"] += 1
+            self.refusals["links"] += 1
             return
         link = None
         with trio.CancelScope(deadline=trio.current_time() + UPGRADE_SECONDS) as scope:
@@ -195,7 +195,7 @@ class Host:
             oldest_scope = list(self._strangers)[index]
             del self._strangers[oldest_scope]
             oldest_scope.cancel()
-            self.refused["links"] += 1
+            self.refusals["links"] += 1
         self._strangers[scope] = place
 
     def _welcome(self, peer: str) -> bool:
@@ -204,7 +204,7 @@ class Host:
             if self._returns.take(peer, trio.current_time()):
                 return True
             self._barred.sever(peer, BARRED_SECONDS)
-        self.refused["links"] += 1
+        self.refusals["links"] += 1
         return False
 
     async def _keep(self, link: Link) -> None:
@@ -242,14 +242,15 @@ class Host:
                 (link for link in open_links if link not in excess_links), key=lambda k: k.begun
             )
             idle_seconds = {
-                link.peer: now - self._asked.get(link.peer, -math.inf) for link in open_links
+                link.peer: now - self._request_times.get(link.peer, -math.inf)
+                for link in open_links
             }
             places = [
                 LinkPlace(k.stream.site, idle_seconds[k.peer] < ASKED_SECONDS) for k in open_links
             ]
             excess_links += [open_links[index] for index in surplus(places, LINKS)]
         for link in excess_links:
-            self.refused["links"] += 1
+            self.refusals["links"] += 1
             await link.end()
 
     async def _accept_streams(self, link: Link, nursery: trio.Nursery) -> None:
@@ -258,12 +259,12 @@ class Host:
             while not self._pace.take(link.peer, trio.current_time()):  # noqa: ASYNC110 - a rate
                 await trio.sleep(_PACE_SECONDS)  # nothing else is read of this link meanwhile
             if self._served(link.peer) >= STREAMS_PER_PEER:  # no honest program opens as many
-                self.refused["streams"] += 1
+                self.refusals["streams"] += 1
                 self._barred.sever(link.peer, BARRED_SECONDS)
                 await self.disconnect(link.peer)
                 return
             if self._crowd(link) >= MAX_STREAMS:
-                self.refused["streams"] += 1
+                self.refusals["streams"] += 1
                 await give_up(stream)
                 continue
             link.served += 1

@@ -103,7 +103,7 @@ class Process:
             case Open(peer, protocol):
                 return StreamOpened(), *await self._host.open(peer, protocol)
             case Links():
-                refusals, self._host.refused = self._host.refused, Counter()
+                refusals, self._host.refusals = self._host.refusals, Counter()
                 return Linked(self._host.linked(), dict(refusals)), None, b""
             case Disconnect(peer):
                 await self._host.disconnect(peer)

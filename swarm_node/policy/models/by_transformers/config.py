@@ -67,13 +67,13 @@ _SUPPORTED = (
 @dataclass(frozen=True, slots=True)
 class TransformersModel:
     """What a model is that transformers computes. `text` is its `config.json` in canonical form,
-    without entries that do not change the function. `adapted` is the sum of inputs and outputs of
-    all linear layers, output head aside, which adapters take."""
+    without entries that do not change the function. `adapter_width` is the sum of inputs and
+    outputs of all linear layers, output head aside, which adapters take."""
 
     architecture: str
     text: str
     weights: int
-    adapted: int
+    adapter_width: int
 
 
 class ReadingConfig(NamedTuple):

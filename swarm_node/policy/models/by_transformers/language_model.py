@@ -53,11 +53,11 @@ class TransformersLM(nn.Module):
         self.config = config
         self.products = torch.float32
         self._recompute = False
-        self._own = make_config(config.transformers.text)
-        capped = getattr(self._own, "attn_logit_softcapping", None) is not None
+        self._hf_config = make_config(config.transformers.text)
+        capped = getattr(self._hf_config, "attn_logit_softcapping", None) is not None
         with no_init_weights():
             self.inner = AutoModelForCausalLM.from_config(
-                self._own,
+                self._hf_config,
                 trust_remote_code=False,
                 dtype=torch.float32,
                 **({"attn_implementation": "eager"} if capped else {}),
@@ -252,33 +252,33 @@ class _Head:
         decoder = model.get_decoder()
         path = next(name for name, module in model.named_modules() if module is decoder)
         *parents, leaf = path.split(".")
-        self._given = _Given()
+        self._stub_decoder = _Given()
         self._outer = parent = _shallow(model)
         for name in parents:
             parent._modules[name] = inner = _shallow(parent._modules[name])
             parent = inner
-        parent._modules[leaf] = self._given
+        parent._modules[leaf] = self._stub_decoder
 
     def __call__(self, hidden_states: Tensor) -> Tensor:
         """Logits [N, V] of hidden states [N, hidden]."""
-        self._given.hidden = hidden_states[None]
+        self._stub_decoder.hidden_states = hidden_states[None]
         ids = torch.zeros(1, len(hidden_states), dtype=torch.int64, device=hidden_states.device)
         try:
             logits: Tensor = self._outer(input_ids=ids, use_cache=False).logits[0]
             return logits
         finally:
-            self._given.hidden = None
+            self._stub_decoder.hidden_states = None
 
 
 class _Given(nn.Module):
     """A decoder that computes nothing."""
 
-    hidden: Tensor | None = None
+    hidden_states: Tensor | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.hidden)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=self.hidden_states)
 
 
 def _shallow(module: Any) -> Any:

@@ -80,7 +80,7 @@ class Spans:
             self._queries.append(end - begin)
             self._keys.append(end - begin + len(prompt))
         self.positions = torch.from_numpy(positions.reshape(segments.shape)).to(device)
-        self._chosen = torch.from_numpy(np.concatenate(key_indices)).to(device)
+        self._key_indices = torch.from_numpy(np.concatenate(key_indices)).to(device)
         self._query_ends, self._key_ends = (
             torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int32, device=device)
             for sizes in (self._queries, self._keys)
@@ -99,7 +99,7 @@ class Spans:
     def _copied(self, part: Tensor) -> Tensor:
         """Keys or values [sum of the spans' keys, heads, d] of [B, T, heads, d]."""
         # An embedding's backward pass adds the copies up in float32, in the same order every time.
-        copies = F.embedding(self._chosen, part.flatten(2).flatten(0, 1))
+        copies = F.embedding(self._key_indices, part.flatten(2).flatten(0, 1))
         return copies.view(-1, *part.shape[2:])
 
     def _at_once(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

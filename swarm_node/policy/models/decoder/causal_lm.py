@@ -52,16 +52,16 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 class DecoderLayer(nn.Module):
-    """One pre-norm block: grouped-query attention, then a gated MLP. `added` computes an adapter's
-    outputs for its projections; None without an adapter. `four_bit` has the projections whose
-    matrices are frozen in four bits; their parameters here are NaN and only say the shape."""
+    """One pre-norm block: grouped-query attention, then a gated MLP. `adapter` computes an
+    adapter's outputs for its projections; None without an adapter. `four_bit` has the projections
+    whose matrices are frozen in four bits; their parameters here are NaN and only say the shape."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hidden_size, query = config.hidden_size, config.query_size
         qkv_size = query + 2 * config.key_value_size
         self.config = config
-        self.added: Added | None = None
+        self.adapter: Added | None = None
         self.four_bit: dict[str, FourBit] = {}
         self.input_norm = nn.Parameter(torch.ones(hidden_size))
         self.qkv = nn.Parameter(torch.empty(qkv_size, hidden_size))
@@ -117,7 +117,7 @@ class DecoderLayer(nn.Module):
             x = x.half()
         matrix = self.four_bit.get(site)
         y = F.linear(x, weight, bias) if matrix is None else matrix.linear(x, bias)
-        return y if self.added is None else y + self.added(site, x)
+        return y if self.adapter is None else y + self.adapter(site, x)
 
 
 class CausalLM(nn.Module):

@@ -148,7 +148,7 @@ class Adapter(TrainedAdapter):
     @contextmanager
     def disabled(self) -> Iterator[None]:
         for layer in self._model.blocks():
-            layer.added = None
+            layer.adapter = None
         try:
             yield
         finally:
@@ -161,7 +161,7 @@ class Adapter(TrainedAdapter):
                 site: [self._layers[prefix + path] for path in paths]
                 for site, paths in _SITES.items()
             }
-            layer.added = partial(_added, parts)
+            layer.adapter = partial(_added, parts)
 
 
 def _peft() -> Any:
@@ -211,13 +211,13 @@ class PublishedAdapter:
             return False
         self._factors = new
         for layer, factors in zip(model.blocks(), new, strict=True):
-            layer.added = partial(_added_at_once, factors)
+            layer.adapter = partial(_added_at_once, factors)
         return True
 
     def remove(self) -> bool:
         """Let the model compute without it. Returns True if it computed with it before."""
         for layer in self._model.blocks():
-            layer.added = None
+            layer.adapter = None
         was_active, self._factors = bool(self._factors), []
         return was_active
 

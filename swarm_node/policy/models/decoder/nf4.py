@@ -31,7 +31,7 @@ class FourBit:
             ConfigError: bitsandbytes is not installed.
         """
         self._library = bitsandbytes('training.base = "nf4"', 'training.base to "whole"')
-        self._packed, self._absmax = codes[:, None], absmax
+        self._codes, self._absmax = codes[:, None], absmax
         self._state = self._library.functional.QuantState(
             absmax, torch.Size(shape), blocksize=BLOCK, quant_type="nf4", dtype=dtype
         )
@@ -56,23 +56,23 @@ class FourBit:
                     f"a matrix of {tuple(part.shape)} has no whole number of blocks of {BLOCK}: "
                     'set training.base to "whole"'
                 )
-            matrix = part.to(self._packed.device).contiguous()
+            matrix = part.to(self._codes.device).contiguous()
             codes, state = functional.quantize_4bit(
                 matrix, blocksize=BLOCK, compress_statistics=True, quant_type="nf4"
             )
             absmax = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
-            self._packed[start // 2 : end // 2] = codes
+            self._codes[start // 2 : end // 2] = codes
             self._absmax[start // BLOCK : end // BLOCK] = absmax
             start = end
 
     def whole(self) -> Tensor:
         """The matrix, dequantized."""
-        return self._library.functional.dequantize_4bit(self._packed, self._state)  # type: ignore[no-any-return]
+        return self._library.functional.dequantize_4bit(self._codes, self._state)  # type: ignore[no-any-return]
 
     def linear(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [..., in] to [..., out]. Only the four bits are kept for the backward pass, which
         dequantizes them again."""
-        return self._library.matmul_4bit(x, self._packed, self._state, bias=bias)  # type: ignore[no-any-return]
+        return self._library.matmul_4bit(x, self._codes, self._state, bias=bias)  # type: ignore[no-any-return]
 
 
 def bitsandbytes(setting: str, alternative: str) -> Any:

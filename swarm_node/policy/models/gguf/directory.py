@@ -180,7 +180,7 @@ def _write(
     files["generation_config.json"] = json.dumps(ends, indent=2).encode()
     note = {"file": header.path.name, "encodings": header.encodings}
     files[_NOTE] = json.dumps(note, indent=2).encode()
-    size = sum(_stored(weight.stored)[1] for weight in weights)
+    size = sum(_stored(weight.tensor)[1] for weight in weights)
     free = shutil.disk_usage(place).free
     if size + _SPARE_BYTES > free:
         raise ModelError(
@@ -218,10 +218,10 @@ def _preamble(weights: Sequence[Weight]) -> bytes:
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for weight in weights:
-        kind, size = _stored(weight.stored)
+        kind, size = _stored(weight.tensor)
         table[weight.name] = {
             "dtype": kind,
-            "shape": list(weight.stored.shape),
+            "shape": list(weight.tensor.shape),
             "data_offsets": [end, end + size],
         }
         end += size
@@ -235,7 +235,7 @@ def _parts(path: Path, source: IO[bytes], weight: Weight) -> Iterator[bytes]:
     permuted."""
     import numpy as np
 
-    tensor = weight.stored
+    tensor = weight.tensor
     *outer_shape, width = tensor.shape
     rows = outer_shape[0] if outer_shape else 1
     unit = rows // weight.heads if weight.heads else 1

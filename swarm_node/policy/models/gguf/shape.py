@@ -67,7 +67,7 @@ class Weight(NamedTuple):
     permuted there, 0 if they are not."""
 
     name: str
-    stored: StoredTensor
+    tensor: StoredTensor
     heads: int
 
 

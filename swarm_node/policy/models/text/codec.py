@@ -106,7 +106,7 @@ class Codec:
         self.pad_id: int = self.eos_id if pad is None else pad
         self._begin = self._text_begin()
         # A prompt is encoded when it is sampled, and again for every update on its group.
-        self._encoded = lru_cache(_PROMPTS_KEPT)(self._encode_prompt)
+        self._cached_encode = lru_cache(_PROMPTS_KEPT)(self._encode_prompt)
         self._around_reply = lru_cache(1)(self._split_template)
         self._system = ""
         if tokenizer.chat_template is not None:
@@ -141,7 +141,7 @@ class Codec:
         line."""
         codec = copy.copy(self)
         codec._system = system
-        codec._encoded = lru_cache(_PROMPTS_KEPT)(codec._encode_prompt)
+        codec._cached_encode = lru_cache(_PROMPTS_KEPT)(codec._encode_prompt)
         return codec
 
     def fits(self, prompt_ids: Sequence[int], max_new_tokens: int) -> bool:
@@ -151,7 +151,7 @@ class Codec:
     def encode_prompt(self, text: str) -> tuple[int, ...]:
         """Token ids of the prompt that asks `text`, up to where the answer starts. The prompt
         follows the tokenizer's chat template, with thinking disabled, or else `PLAIN_PROMPT`."""
-        return self._encoded(text)
+        return self._cached_encode(text)
 
     def _encode_prompt(self, text: str) -> tuple[int, ...]:
         if not self._system:
@@ -372,7 +372,7 @@ def check_tokens(codec: Codec, group: RolloutGroup) -> Rejected | None:
 
 def _fault(codec: Codec, completion: Completion) -> str:
     token_ids, begin = completion.token_ids.tolist(), 0
-    for turn in completion.earlier:
+    for turn in completion.earlier_turns:
         fault = _turn_fault(codec, turn.text, token_ids[begin : turn.end], Finish.STOP)
         if fault:
             return fault

@@ -54,7 +54,7 @@ class TextEncoder:
         self._border_id = plain_tokenizer.token_to_id(self._border)
         self._stand_in = f"{nonce}{{}}\ue002".format
         self._stand_ins = re.compile(f"{nonce}([0-9]+)\ue002")
-        self._tokenizer, self._plain = tokenizer, plain_tokenizer
+        self._tokenizer, self._plain_tokenizer = tokenizer, plain_tokenizer
 
     def text(self, text: str) -> list[int]:
         """Token ids of a text.
@@ -104,7 +104,7 @@ class TextEncoder:
 
     def _pieces(self, text: str) -> Iterator[list[int]]:
         """The ids of what stands between borders, without marks."""
-        encoding = self._plain.encode(text, add_special_tokens=False)
+        encoding = self._plain_tokenizer.encode(text, add_special_tokens=False)
         piece: list[int] = []
         for token, place in zip(encoding.ids, encoding.offsets, strict=True):
             if token == self._border_id:
@@ -112,8 +112,12 @@ class TextEncoder:
                 piece = []
             elif token in self._marks and self._is_name(_Mark(token, *place), text):
                 # The model itself knows the name, as a Unigram does.
-                name = str(self._plain.id_to_token(token))
-                piece += [part.id for letter in name for part in self._plain.model.tokenize(letter)]
+                name = str(self._plain_tokenizer.id_to_token(token))
+                piece += [
+                    part.id
+                    for letter in name
+                    for part in self._plain_tokenizer.model.tokenize(letter)
+                ]
             else:
                 piece.append(token)
         yield piece
@@ -122,8 +126,8 @@ class TextEncoder:
         """Check that a mark was found for its name, and not for characters that the model does not
         know."""
         names = [text[mark.begin : mark.end].strip(), self._marks[mark.token].strip()]
-        if self._plain.normalizer is not None and names[0] != names[1]:
-            names = [self._plain.normalizer.normalize_str(name) for name in names]
+        if self._plain_tokenizer.normalizer is not None and names[0] != names[1]:
+            names = [self._plain_tokenizer.normalizer.normalize_str(name) for name in names]
         return names[0] == names[1]
 
 

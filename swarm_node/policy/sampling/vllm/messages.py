@@ -133,7 +133,7 @@ def wanted(request: SampleRequest, rows: Sequence[Row]) -> tuple[Sample, list[in
     message = Sample(
         *(list(request.prompt_ids), request.temperature, starts, int(request.guest)),
         top_p=request.top_p,
-        ranked=request.ranked,
+        ranked=request.top_logprobs,
     )
     return message, places
 

@@ -79,7 +79,7 @@ class Sync:
 
     version: int
     seconds: float
-    paused: float
+    pause_seconds: float
     difference: float
 
 
@@ -126,7 +126,7 @@ class VllmSampler:
         self._adapter: _Weights | None = None
         self._version = 0
         self._in_turn = ""  # why async scheduling is off, where the plan has it on
-        self._shared = ""  # the index of the trainer's base that the engine maps
+        self._base_index = ""  # the index of the trainer's base that the engine maps
         # The first call that finds the engine dead starts it. The number tells the others.
         self._repairing = asyncio.Lock()
         self._life = 0
@@ -213,7 +213,7 @@ class VllmSampler:
         if request.temperature > MAX_TEMPERATURE:
             return f"vLLM takes a temperature of {MAX_TEMPERATURE:g} at most"
         is_supported = request.temperature == 0 or (request.temperature == 1 and request.top_p == 1)
-        if request.ranked is None or is_supported:
+        if request.top_logprobs is None or is_supported:
             return ""
         return "vLLM gives log-probs at a temperature of 0, or of 1 with a top_p of 1"
 
@@ -270,7 +270,7 @@ class VllmSampler:
             self._base, self._adapter = new_weights, None
         life = self._life
         self._awake.set()
-        if self._plan.shares_base and base_index(weights.parent) != self._shared:
+        if self._plan.shares_base and base_index(weights.parent) != self._base_index:
             await self._child.stop(grace=0.0)  # it maps another base, which may be gone
         if not life or self._child.pid is None:
             await self._repair(life, None)
@@ -297,7 +297,7 @@ class VllmSampler:
         """See `SharingSampler.let_go`. The engine ends, and what was under way is sent again."""
         if self._plan.shares_base:
             self._awake.clear()
-            self._shared = ""
+            self._base_index = ""
             await self._child.stop(grace=0.0)
 
     async def stats(self) -> dict[str, int]:
@@ -394,7 +394,7 @@ class VllmSampler:
                 await self._awake.wait()
                 if self._life != life:
                     return
-                if self._plan.shares_base and not self._shared:
+                if self._plan.shares_base and not self._base_index:
                     error = None  # `let_go` ended it
                 # After a final failure, calls that still wait restart nothing.
                 if error is not None and self._failures <= TRIES:
@@ -426,15 +426,15 @@ class VllmSampler:
         if self._plan.shares_base:
             assert self._adapter is not None
             base_dir = self._adapter.path.parent
-            self._shared = base_index(base_dir)
-            if not self._shared:
+            self._base_index = base_index(base_dir)
+            if not self._base_index:
                 raise ModelError(f"the trainer shares no base in {base_dir}")
         visible_gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
         await self._child.start(env=engine_environment(self._plan, visible_gpus))
         plan = replace(self._plan, async_scheduling=False) if self._in_turn else self._plan
         start = StartEngine(
             engine_arguments(plan, self._scratch, base=base_dir),
-            heads=(self._padding.own, self._padding.padded),
+            heads=(self._padding.head_size, self._padding.padded_size),
             scratch=str(self._scratch),
             stop_ids=sorted(self._codec.eos_ids),
         )

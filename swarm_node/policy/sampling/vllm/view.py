@@ -26,19 +26,19 @@ from swarm_node.policy.weights.device import is_on_device, read_device
 
 @dataclass(frozen=True, slots=True)
 class HeadPadding:
-    """Pads heads of size `own` (d) to `padded` (D), which is a multiple of d."""
+    """Pads heads of size `head_size` (d) to `padded_size` (D), which is a multiple of d."""
 
-    own: int
-    padded: int
+    head_size: int
+    padded_size: int
 
     def pad(self, name: str, tensor: Tensor) -> Tensor:
         """The padded form of the tensor that transformers or peft call `name`; tensors without
         heads are unchanged."""
-        if self.own == self.padded:
+        if self.head_size == self.padded_size:
             return tensor
         module, kind = _module_and_kind(name)
         if kind != "lora_A" and module in ("q_proj", "k_proj"):
-            scale = (self.padded / self.own) ** 0.5 if module == "q_proj" else 1.0
+            scale = (self.padded_size / self.head_size) ** 0.5 if module == "q_proj" else 1.0
             return self._rotary_rows(tensor) * scale
         if kind != "lora_A" and module == "v_proj":
             return self._plain_rows(tensor)
@@ -48,16 +48,18 @@ class HeadPadding:
 
     def _rotary_rows(self, tensor: Tensor) -> Tensor:
         """[heads * d, ...] to [heads * D, ...]; each half of a head spreads over a padded half."""
-        rest, step = tensor.shape[1:], self.padded // self.own
-        padded_rows = tensor.new_zeros(tensor.shape[0] // self.own, 2, self.padded // 2, *rest)
-        padded_rows[:, :, ::step] = tensor.reshape(-1, 2, self.own // 2, *rest)
+        rest, step = tensor.shape[1:], self.padded_size // self.head_size
+        padded_rows = tensor.new_zeros(
+            tensor.shape[0] // self.head_size, 2, self.padded_size // 2, *rest
+        )
+        padded_rows[:, :, ::step] = tensor.reshape(-1, 2, self.head_size // 2, *rest)
         return padded_rows.reshape(-1, *rest)
 
     def _plain_rows(self, tensor: Tensor) -> Tensor:
         """[heads * d, ...] to [heads * D, ...]; zeros follow each head."""
         rest = tensor.shape[1:]
-        padded_rows = tensor.new_zeros(tensor.shape[0] // self.own, self.padded, *rest)
-        padded_rows[:, : self.own] = tensor.reshape(-1, self.own, *rest)
+        padded_rows = tensor.new_zeros(tensor.shape[0] // self.head_size, self.padded_size, *rest)
+        padded_rows[:, : self.head_size] = tensor.reshape(-1, self.head_size, *rest)
         return padded_rows.reshape(-1, *rest)
 
 
@@ -72,9 +74,9 @@ def engine_config(model: ModelConfig, padding: HeadPadding) -> dict[str, Any]:
     """`config.json` for the engine. Not every class of vLLM has a configurable head size. Its Llama
     with or without biases on q, k and v is the same network and has one. Of a model that
     transformers computes it gets the directory's own, without types, code and stray windows."""
-    if padding.own == padding.padded:
+    if padding.head_size == padding.padded_size:
         return model.to_hf()
-    config = replace(model, model_type="llama", head_dim=padding.padded).to_hf()
+    config = replace(model, model_type="llama", head_dim=padding.padded_size).to_hf()
     return config | {"qkv_bias": model.family.qkv_bias}
 
 
@@ -106,7 +108,7 @@ def read_padded(path: Path, padding: HeadPadding, device: str) -> Iterator[tuple
 def pad_adapter(source: Path, padding: HeadPadding, target: Path) -> Path:
     """The directory of a peft adapter for the padded model: `source` itself if heads are not
     padded, and else a padded copy in the directory `target`."""
-    if padding.own == padding.padded:
+    if padding.head_size == padding.padded_size:
         return source
     target.mkdir(mode=0o700, exist_ok=True)
     with torch.no_grad():

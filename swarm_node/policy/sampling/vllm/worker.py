@@ -63,8 +63,8 @@ class EngineWorker:
         self._lora: LoRARequest | None = None
         self._stop_ids: list[int] = []
         self._loading = asyncio.Lock()
-        self._trusted = asyncio.Event()
-        self._asleep = False
+        self._trust_event = asyncio.Event()
+        self._is_asleep = False
         self._samples = itertools.count(1)
         self._counts = {"prompt_tokens": 0, "cached_tokens": 0, "sampled_tokens": 0}
 
@@ -86,7 +86,7 @@ class EngineWorker:
             case Rest():
                 async with self._loading:
                     await self._engine.sleep(request.level, mode="keep")
-                    self._asleep = True
+                    self._is_asleep = True
                 return Rested()
             case Count():
                 core, *_ = await self._engine.collective_rpc("swarm_pid")
@@ -105,7 +105,7 @@ class EngineWorker:
                 worker_extension_cls=extension,
             )
         )
-        heads = {"own_head": self._padding.own, "padded_head": self._padding.padded}
+        heads = {"own_head": self._padding.head_size, "padded_head": self._padding.padded_size}
         await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=heads))
         return EngineStarted(*(await self._engine.collective_rpc("swarm_base"))[0])
 
@@ -114,7 +114,7 @@ class EngineWorker:
         Requests under way keep their tokens; their keys and values are computed anew with the new
         weights."""
         async with self._loading:
-            self._trusted.clear()
+            self._trust_event.clear()
             version, path = str(request.version), Path(request.path)
             adapter = None
             if request.is_adapter:
@@ -123,7 +123,7 @@ class EngineWorker:
             # A request names its adapter for good: with another or none, it must be asked again.
             is_switched = (adapter is None) != (self._lora is None)
             await engine.pause_generation(mode="abort" if is_switched else "keep", clear_cache=True)
-            if self._asleep:
+            if self._is_asleep:
                 await engine.wake_up(["weights"])
             if adapter is None:
                 await engine.start_weight_update()
@@ -142,16 +142,16 @@ class EngineWorker:
             # Nothing runs now, so the canary waits for no place. Interrupted rows are back in the
             # queue, where the canary's priority is higher.
             canary_rows = await self._ask(engine, request.canary)
-            if self._asleep:
+            if self._is_asleep:
                 await engine.wake_up(["kv_cache"])
-                self._asleep = False
+                self._is_asleep = False
             await engine.resume_generation()
             pause_seconds = time.monotonic() - start
             logprobs = [await _logprob(row, token) for token, row in canary_rows]
             if not cleared:
                 logprobs = []
             if difference(request.expected, logprobs) <= request.tolerance:
-                self._trusted.set()
+                self._trust_event.set()
             return Loaded(logprobs, pause_seconds)
 
     async def _ask(
@@ -201,7 +201,7 @@ class EngineWorker:
                 stop_event.set()  # ends `_abort_when`, which then has nothing to abort
 
         row_ends, _ = await asyncio.gather(complete(), _abort_when(stop_event, engine, names))
-        await self._trusted.wait()
+        await self._trust_event.wait()
         return SampledRows(list(row_ends))
 
     async def _row(self, engine: AsyncLLM, name: str, request: Sample, row: RowStart) -> RowEnd:

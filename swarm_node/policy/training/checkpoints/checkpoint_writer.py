@@ -29,10 +29,10 @@ class CheckpointWriter:
         self._free = free
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._writing: Future[Path] | None = None
-        self._copied = Event()
-        self._copied.set()
+        self._copy_event = Event()
+        self._copy_event.set()
         self._fault: str | None = None
-        self._warned = False
+        self._has_warned = False
 
     def begin(self, state: TrainingState, *, copy: bool) -> Path:
         """Begin to write `state`, and return where it will be. With `copy`, its tensors are the
@@ -46,23 +46,23 @@ class CheckpointWriter:
         """
         self._fault = self._settle() or self._fault
         if copy and 2 * state.bytes > self._free():
-            if not self._warned:
+            if not self._has_warned:
                 _log.warning(
                     "training waits while a checkpoint is written: its copy of %.1f GB needs twice "
                     "as much free memory, and %.1f GB are free",
                     state.bytes / 1e9,
                     self._free() / 1e9,
                 )
-            self._warned = True
+            self._has_warned = True
             return save(self._root, state)
         if copy:
-            self._copied.clear()
+            self._copy_event.clear()
         self._writing = self._thread.submit(self._write, state, copy)
         return self._root / state.name
 
     def wait_for_copy(self) -> None:
         """Wait until no write reads the trainer's own tensors."""
-        self._copied.wait()
+        self._copy_event.wait()
 
     def fault(self) -> str | None:
         """Return the reason why a finished write failed; each failure is returned once."""
@@ -91,7 +91,7 @@ class CheckpointWriter:
         except (MemoryError, RuntimeError) as error:  # torch's own, if memory is short after all
             raise CheckpointError(f"a checkpoint cannot be copied: {error}") from error
         finally:
-            self._copied.set()
+            self._copy_event.set()
         return save(self._root, snapshot)
 
     def _settle(self) -> str | None:

@@ -122,7 +122,7 @@ class ReferencePolicy:
     ) -> None:
         """`model` computes the base policy inside the context `base_context()`."""
         self._model = model
-        self._switched = base_context
+        self._base_context = base_context
 
     @classmethod
     def from_directory(cls, model_dir: Path, placement: Placement = ON_CPU) -> Self:
@@ -151,7 +151,7 @@ class ReferencePolicy:
             part = [rows[index] for index in indices] or [min(rows, key=len)]
             sizes = [row.completion_ids.size for row in part]
             now = torch.split(completion_logprobs(model, part, temperature), sizes)
-            with self._switched():
+            with self._base_context():
                 base = torch.split(completion_logprobs(self._model, part, temperature), sizes)
             for index, policy_logp, base_logp in zip(indices, now, base, strict=False):
                 logps[index] = base_logp.numpy()
@@ -186,10 +186,10 @@ def token_vectors(
         behaviour=joined(
             [z if r.logprobs is None else r.logprobs for r, z in zip(rows, zeros, strict=True)]
         ),
-        measured=spread([row.logprobs is not None for row in rows], np.bool_),
+        is_measured=spread([row.logprobs is not None for row in rows], np.bool_),
         advantage=spread([row.advantage for row in rows], np.float32),
         row=spread(range(len(rows)), np.int64),
-        behind=joined([_behind(row, version) for row in rows]),
+        staleness=joined([_behind(row, version) for row in rows]),
         reference=joined([ref.logp for ref in references] if references else zeros),
         drift=spread(
             [ref.drift for ref in references] if references else [0.0] * len(rows), np.float32

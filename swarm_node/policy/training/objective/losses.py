@@ -56,12 +56,12 @@ class ClipBounds:
 @dataclass(frozen=True, slots=True)
 class BatchSize:
     """Normalisers of the losses, which make micro-batches add up to the batch. `tokens` are its
-    completion tokens and `rows` its rows, both before masking. `longest` is the sampler's limit of
-    an answer in tokens; it is a setting, not a property of the batch."""
+    completion tokens and `rows` its rows, both before masking. `max_new_tokens` is the sampler's
+    limit of an answer in tokens; it is a setting, not a property of the batch."""
 
     tokens: int
     rows: int
-    longest: int
+    max_new_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +69,18 @@ class Tokens:
     """N completion tokens of one micro-batch, row after row, without padding.
 
     `logp` f32[N] is log π, with gradient. `behaviour` f32[N] is log μ; losses ignore it where
-    `measured` bool[N] is false. `advantage` is f32[N]. `row` i64[N] numbers the rows from 0.
-    `behind` i64[N] is the staleness of a token: by how many of our versions μ is older than π, −1
-    where that is unknown. `reference` f32[N] is the log-prob under the base model. `drift` f32[N]
-    is the mean of Σ(log π − log π_ref) over the rows of the token's group. Both are zeros for
-    losses without a reference.
-    """
+    `is_measured` bool[N] is false. `advantage` is f32[N]. `row` i64[N] numbers the rows from 0.
+    `staleness` i64[N] is the staleness of a token: by how many of our versions μ is older than π,
+    −1 where that is unknown. `reference` f32[N] is the log-prob under the base model. `drift`
+    f32[N] is the mean of Σ(log π − log π_ref) over the rows of the token's group. Both are zeros
+    for losses without a reference."""
 
     logp: Tensor
     behaviour: Tensor
-    measured: Tensor
+    is_measured: Tensor
     advantage: Tensor
     row: Tensor
-    behind: Tensor
+    staleness: Tensor
     reference: Tensor
     drift: Tensor
 
@@ -91,20 +90,19 @@ class Tokens:
 
     def unmeasured(self, mask: Tensor) -> Tokens:
         """The same tokens, with log μ not measured where `mask` bool[N] is true."""
-        return replace(self, measured=self.measured & ~mask)
+        return replace(self, is_measured=self.is_measured & ~mask)
 
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
     """Sums over the tokens whose log μ was measured, so that micro-batches add up.
 
-    `clipped` counts tokens whose gradient the clip, the mask or the cap removed or truncated.
-    `ratio` sums ρ. `kl` sums k3 = ρ − 1 − log ρ, an estimator of KL(μ‖π) (Schulman 2020,
-    "Approximating KL divergence"). `absolute` sums |log π − log μ|. Ratios are truncated.
-    """
+    `clipped_tokens` counts tokens whose gradient the clip, the mask or the cap removed or
+    truncated. `ratio` sums ρ. `kl` sums k3 = ρ − 1 − log ρ, an estimator of KL(μ‖π) (Schulman 2020,
+    "Approximating KL divergence"). `absolute` sums |log π − log μ|. Ratios are truncated."""
 
-    measured: float = 0.0
-    clipped: float = 0.0
+    measured_tokens: float = 0.0
+    clipped_tokens: float = 0.0
     ratio: float = 0.0
     kl: float = 0.0
     absolute: float = 0.0
@@ -116,7 +114,9 @@ class LossSums:
 
     def mean(self, name: str, default: float) -> float:
         """The sum called `name` per measured token; `default` without measured tokens."""
-        return float(getattr(self, name)) / self.measured if self.measured else default
+        return (
+            float(getattr(self, name)) / self.measured_tokens if self.measured_tokens else default
+        )
 
 
 #: The scalar loss of one micro-batch and the sums for the statistics.
@@ -131,18 +131,18 @@ def log_ratio(tokens: Tokens, bounds: ClipBounds) -> Tensor:
     Where μ was not measured, ρ is 1. The truncation comes before exp, whose overflow would make the
     gradient NaN.
     """
-    old = torch.where(tokens.measured, tokens.behaviour, tokens.logp.detach())
+    old = torch.where(tokens.is_measured, tokens.behaviour, tokens.logp.detach())
     return (tokens.logp - old).clamp(max=bounds.log_cap)
 
 
 def statistics(tokens: Tokens, bounds: ClipBounds, delta: Tensor, clip_mask: Tensor) -> LossSums:
     """The sums for log-ratios `delta` f[N]; the loss clipped the tokens `clip_mask` bool[N]."""
-    measured_mask = tokens.measured
+    measured_mask = tokens.is_measured
     delta = delta.detach()[measured_mask].clamp(-_STATISTIC_NATS, bounds.log_cap)
     ratio = delta.exp()
     return LossSums(
-        measured=float(measured_mask.sum()),
-        clipped=float((clip_mask & measured_mask).sum()),
+        measured_tokens=float(measured_mask.sum()),
+        clipped_tokens=float((clip_mask & measured_mask).sum()),
         ratio=float(ratio.sum()),
         kl=float((ratio - 1.0 - delta).sum()),
         absolute=float(delta.abs().sum()),
@@ -171,7 +171,7 @@ def check_claims(tokens: Tokens, claimed: Tensor) -> tuple[Tokens, int]:
     left out, because lowering the probability of an unlikely answer has no bound.
     """
     difference = tokens.logp.detach().double() - tokens.behaviour.double()
-    checked_mask = tokens.measured & claimed
+    checked_mask = tokens.is_measured & claimed
     gap = row_means(torch.where(checked_mask, difference, 0.0), tokens.row)
     outlier_mask = checked_mask & (gap.abs() > MAX_CLAIM_GAP)[tokens.row]
     rows = len(set(tokens.row[outlier_mask].tolist()))
@@ -185,7 +185,7 @@ def reinforce(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tens
     """Policy gradient (Williams 1992): Σ −A·log π / N. It treats every token as on-policy, however
     stale it is, and so shows what the off-policy corrections of the other losses are worth."""
     delta = log_ratio(tokens, bounds).detach()
-    clip_mask = torch.zeros_like(tokens.measured)
+    clip_mask = torch.zeros_like(tokens.is_measured)
     weight = torch.ones_like(delta)
     return _weighted(tokens, weight, size), statistics(tokens, bounds, delta, clip_mask)
 
@@ -201,7 +201,7 @@ def dapo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, L
 def dr_grpo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
     """Dr. GRPO (Liu et al., arXiv 2503.20783, section 3.2): the sum of `dapo`, divided by rows ×
     longest answer instead of N. It belongs with the advantage of the same name."""
-    return _clipped(tokens, bounds, size.rows * size.longest)
+    return _clipped(tokens, bounds, size.rows * size.max_new_tokens)
 
 
 def decoupled(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
@@ -215,7 +215,7 @@ def decoupled(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tens
     Where d is unknown, as for peers' tokens, π_p is π. w·r = ρ is truncated at the cap.
     """
     delta = log_ratio(tokens, bounds)
-    staleness = tokens.behind.to(delta.dtype)
+    staleness = tokens.staleness.to(delta.dtype)
     alpha = torch.where(staleness >= 0, (staleness - 1).clamp(min=0) / staleness.clamp(min=1), 1.0)
     log_weight = alpha * delta.detach()
     ratio = (delta - log_weight).exp()
@@ -287,7 +287,7 @@ def dppo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, L
     delta = log_ratio(tokens, bounds)
     now = tokens.logp.detach()
     # A peer may state a positive number as a log-prob.
-    sampling_prob = torch.where(tokens.measured, tokens.behaviour.clamp(max=0.0), now).exp()
+    sampling_prob = torch.where(tokens.is_measured, tokens.behaviour.clamp(max=0.0), now).exp()
     prob_change = now.exp() - sampling_prob
     drop_mask = torch.where(tokens.advantage > 0, prob_change > DPPO_MOVE, -prob_change > DPPO_MOVE)
     gain = torch.where(drop_mask, 0.0, tokens.advantage) * delta.exp()
@@ -312,7 +312,7 @@ def tba(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, Lo
     advantage = row_means(tokens.advantage, tokens.row)
     residual = distance - row_means(tokens.drift, tokens.row) - advantage / TBA_BETA
     loss = (0.5 * TBA_BETA * residual.square().sum() / size.tokens).to(tokens.logp.dtype)
-    clip_mask = torch.zeros_like(tokens.measured)
+    clip_mask = torch.zeros_like(tokens.is_measured)
     return loss, statistics(tokens, bounds, log_ratio(tokens, bounds), clip_mask)
 
 

@@ -77,7 +77,7 @@ def _lowest(sums: NDArray[np.float64], window: int) -> float:
 
 
 def _cuts(row: TrainRow) -> list[int]:
-    return [at for at, _ in row.between]
+    return [at for at, _ in row.observations]
 
 
 class OwnAnswers:
@@ -105,7 +105,7 @@ class OwnAnswers:
         so they cost nothing here."""
         local_rows = [row for row in rows if row.provenance is Provenance.LOCAL]
         scored_rows = [(row, row.logprobs) for row in local_rows if row.logprobs is not None]
-        if any(row.between for row, _ in scored_rows):
+        if any(row.observations for row, _ in scored_rows):
             self._lows.extend(least_likely(logp, _cuts(row)) for row, logp in scored_rows)
         elif scored_rows:
             self._lows.extend(_least_likely_of([logp for _, logp in scored_rows]))

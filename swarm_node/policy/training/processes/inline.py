@@ -53,7 +53,7 @@ class InlineTrainer:
             clock=self._clock,
         )
         self._version = self._host.core.version
-        return self._host.published, self._version
+        return self._host.weights_path, self._version
 
     async def update(self, batch: Batch) -> UpdateResult:
         result = self._running.update(batch)

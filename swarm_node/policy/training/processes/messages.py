@@ -66,9 +66,9 @@ Reply = TrainerStarted | Updated | Stored
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
     """Result of an update, and the path of the weights after it: a file, or the directory of an
-    adapter (`TrainerSettings.published`). Both may carry a canary. `unstored` says why a checkpoint
-    that was begun before is not on the disk; None if there is nothing new to say."""
+    adapter (`TrainerSettings.published`). Both may carry a canary. `checkpoint_fault` says why a
+    checkpoint that was begun before is not on the disk; None if there is nothing new to say."""
 
     stats: UpdateStats
     weights: Path
-    unstored: str | None = None
+    checkpoint_fault: str | None = None

@@ -201,7 +201,7 @@ class ProcessTrainer:
             return await self._child.call(request, reply_type, patience=self._patience)
         except ReportedError as error:
             if error.kind == WeightsError.__name__:  # a restart would not help
-                raise WeightsError(error.why) from error
+                raise WeightsError(error.reason) from error
             raise
 
     async def close(self) -> None:

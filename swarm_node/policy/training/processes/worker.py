@@ -87,16 +87,16 @@ class TrainerHost:
         # refuse a version below one that they have seen as a replay, and staleness is a difference
         # of versions.
         self.core.version = max(self.core.version, at_least)
-        self.published = self._publish()
+        self.weights_path = self._publish()
 
     def update(self, batch: Batch) -> UpdateResult:
         """See `TrainerCore.update`."""
         stats = self.core.update(batch)
         if stats.skipped is None:
-            self.published = self._publish()
+            self.weights_path = self._publish()
         if self.core.settings.gives_back:
             torch.cuda.empty_cache()
-        return UpdateResult(stats, self.published, self._writer.fault())
+        return UpdateResult(stats, self.weights_path, self._writer.fault())
 
     def checkpoint(self, extra: Mapping[str, Any], *, wait: bool = True) -> Path:
         """Store the current state and `extra`, a small map of plain values; see
@@ -170,7 +170,7 @@ class TrainerWorker:
             raise ValueError("the first request must be Start")
         if isinstance(request, Update):
             result = self._host.update(unpack_batch(request.batch))
-            return Updated(result.stats, str(result.weights), result.unstored)
+            return Updated(result.stats, str(result.weights), result.checkpoint_fault)
         return Stored(str(self._host.checkpoint(request.extra, wait=request.wait)))
 
     def _start(self, request: StartTrainer) -> TrainerStarted:
@@ -189,7 +189,7 @@ class TrainerWorker:
         if host.rng:
             torch.set_rng_state(torch.from_numpy(np.frombuffer(host.rng, np.uint8).copy()))
         self._host = host
-        return TrainerStarted(host.core.version, str(host.published), host.extra)
+        return TrainerStarted(host.core.version, str(host.weights_path), host.extra)
 
 
 if __name__ == "__main__":

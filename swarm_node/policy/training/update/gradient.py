@@ -41,15 +41,15 @@ class Accumulated:
     """Sums over the micro-batches of one update."""
 
     loss: float = 0.0
-    implausible: int = 0
+    implausible_rows: int = 0
     tokens: int = 0
     #: Entropy of the policy at these tokens, in nats.
     entropy: float = 0.0
     sums: LossSums = field(default_factory=LossSums)
     #: Number of rows of each group that were left out as unlikely.
-    unlikely: list[int] = field(default_factory=list)
+    unlikely_rows: list[int] = field(default_factory=list)
     #: For each group, the sum of `learnt` over its rows.
-    learnt: list[float] = field(default_factory=list)
+    group_gains: list[float] = field(default_factory=list)
 
 
 class LossScale:
@@ -62,7 +62,7 @@ class LossScale:
     def __init__(self, dtype: Precision) -> None:
         self.factor = 65_536.0 if dtype == "float16" else 1.0
         self._scales = dtype == "float16"
-        self._finite = 0
+        self._finite_steps = 0
 
     def undo(self, parameters: Iterable[nn.Parameter]) -> bool:
         """Divide the gradients by the factor. False if they overflowed, and a smaller one may
@@ -71,13 +71,13 @@ class LossScale:
             return True
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if not all(bool(gradient.isfinite().all()) for gradient in gradients):
-            self._finite = 0
+            self._finite_steps = 0
             self.factor /= 2
             return self.factor < 1  # then something else is wrong
         for gradient in gradients:
             gradient.div_(self.factor)
-        self._finite += 1
-        if self._finite % self.GROWS == 0:
+        self._finite_steps += 1
+        if self._finite_steps % self.GROWS == 0:
             self.factor *= 2
         return True
 
@@ -161,7 +161,7 @@ class GradientPass:
         self, rows: Sequence[TrainRow], size: BatchSize, version: int, floors: Sequence[float]
     ) -> Accumulated:
         groups = 1 + max(row.group for row in rows)
-        result = Accumulated(unlikely=[0] * groups, learnt=[0.0] * groups)
+        result = Accumulated(unlikely_rows=[0] * groups, group_gains=[0.0] * groups)
         references: dict[int, RowReference] | None = None
         micro_batches = self._rounds(rows)
         if self._reference is not None:
@@ -182,12 +182,12 @@ class GradientPass:
             logp_array = logp.detach().numpy()
             mask, left_out = likely_tokens(logp_array, part, floors)
             for group in left_out:
-                result.unlikely[group] += 1
+                result.unlikely_rows[group] += 1
             for row, value in zip(part, learnt(logp_array, part, mask.numpy()), strict=True):
-                result.learnt[row.group] += value
+                result.group_gains[row.group] += value
             claimed = claimed_tokens(part)[mask]
             tokens, outliers = check_claims(tokens.select(mask), claimed)
-            result.implausible += outliers
+            result.implausible_rows += outliers
             result.tokens += len(logp)
             result.entropy += entropy
             loss, sums = self._loss(tokens, self._bounds, size)
@@ -199,13 +199,13 @@ class GradientPass:
 
     def _added(self, result: Accumulated) -> Accumulated:
         """The sums over all processes."""
-        counts = [result.loss, result.implausible, result.tokens, result.entropy]
+        counts = [result.loss, result.implausible_rows, result.tokens, result.entropy]
         parts = astuple(result.sums)
-        totals = self._ranks.sums([*counts, *parts, *result.unlikely, *result.learnt])
+        totals = self._ranks.sums([*counts, *parts, *result.unlikely_rows, *result.group_gains])
         loss, outliers, tokens, entropy, *rest = totals
         sums, rest = LossSums(*rest[: len(parts)]), rest[len(parts) :]
-        unlikely_rows = [round(n) for n in rest[: len(result.unlikely)]]
-        gains = rest[len(result.unlikely) :]
+        unlikely_rows = [round(n) for n in rest[: len(result.unlikely_rows)]]
+        gains = rest[len(result.unlikely_rows) :]
         return Accumulated(
             loss, round(outliers), round(tokens), entropy, sums, unlikely_rows, gains
         )

@@ -108,8 +108,8 @@ class AdamW8bit:
     ) -> None:
         library = bitsandbytes('training.optimizer = "adamw8bit"', 'training.optimizer to "adamw"')
         self._tables = AdamW(tables, betas, weight_decay)
-        self._whole = frozenset(map(id, tables))
-        rest = [parameter for parameter in parameters if id(parameter) not in self._whole]
+        self._table_ids = frozenset(map(id, tables))
+        rest = [parameter for parameter in parameters if id(parameter) not in self._table_ids]
         self._wrapped = library.optim.AdamW8bit(
             rest, lr=0.0, betas=betas, weight_decay=weight_decay
         )
@@ -118,7 +118,7 @@ class AdamW8bit:
         self._codes = codes(signed=True), codes(signed=False)
 
     def layout(self, parameter: nn.Parameter, moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if id(parameter) in self._whole:
+        if id(parameter) in self._table_ids:
             return in_float32(moments)
         return in_eight_bits(moments, self._codes)
 
@@ -128,7 +128,7 @@ class AdamW8bit:
         self._wrapped.state.clear()
         # bitsandbytes counts steps in plain integers; `state` and checkpoints hold tensors.
         for parameter, moments in self.state.items():
-            if id(parameter) in self._whole:
+            if id(parameter) in self._table_ids:
                 self._tables.state[parameter] = moments
             else:
                 self._wrapped.state[parameter] = {**moments, "step": int(moments["step"])}

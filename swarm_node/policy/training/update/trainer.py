@@ -89,7 +89,7 @@ class TrainerCore:
         if settings.lora_rank:
             self.adapter = make_adapter(self.model, settings.lora_rank, seed=settings.seed)
         parameters = self.adapter.parameters if self.adapter else self.model.named_parameters()
-        self._trained = dict(parameters)
+        self._parameters = dict(parameters)
         self._clock = clock
         self._updates = 0
         self._non_finite = 0
@@ -99,7 +99,7 @@ class TrainerCore:
         self._base = policy_digests(model_dir)[0] if digest is None else digest
         self._gradient = self._gradient_pass(model_dir)
         #: This process's parts of the trained parameters, by the parameters' names.
-        self._parts = {name: ranks.local(parameter) for name, parameter in self._trained.items()}
+        self._parts = {name: ranks.local(parameter) for name, parameter in self._parameters.items()}
         self._optimizer = make_optimizer(
             *(settings.optimizer, list(self._parts.values())),
             *(settings.betas, settings.weight_decay),
@@ -143,11 +143,11 @@ class TrainerCore:
             rows=len(rows),
             informative=len(gradient_rows),
             refused=len(batch.rows) - len(rows),
-            implausible=result.implausible,
+            implausible=result.implausible_rows,
             too_long=_peers_groups(compress(batch.rows, map(not_, fit_mask))),
-            unlikely=mostly_unlikely(gradient_rows, result.unlikely),
-            learnt=tuple(result.learnt),
-            clip_ratio=result.sums.mean("clipped", 0.0),
+            unlikely=mostly_unlikely(gradient_rows, result.unlikely_rows),
+            learnt=tuple(result.group_gains),
+            clip_ratio=result.sums.mean("clipped_tokens", 0.0),
             mean_ratio=result.sums.mean("ratio", 1.0),
             mismatch_kl=result.sums.mean("kl", 0.0),
             mean_abs_delta=result.sums.mean("absolute", 0.0),
@@ -176,7 +176,7 @@ class TrainerCore:
         moments: dict[str, Tensor] = {}
         for name, part in self._parts.items():
             for kind, value in self._optimizer.state.get(part, {}).items():
-                full_tensor = self._ranks.gather(self._trained[name], value)
+                full_tensor = self._ranks.gather(self._parameters[name], value)
                 if not self._ranks.index:
                     moments[f"{kind}:{name}"] = take(full_tensor, full_tensor.dtype)
         if self.adapter:
@@ -207,7 +207,7 @@ class TrainerCore:
         origin = state.settings.get("lora_rank", 0), state.model
         require_same(origin, (self.settings.lora_rank, self._base))
         keys = [key.partition(":") for key in state.optimizer]
-        if not {name for *_, name in keys} <= self._trained.keys():
+        if not {name for *_, name in keys} <= self._parameters.keys():
             raise CheckpointError(OTHER_BASE)
         settings = self.settings.plain()
         changed_names = [name for name in settings if state.settings.get(name) != settings[name]]
@@ -225,13 +225,13 @@ class TrainerCore:
             moments.setdefault(name, {})[kind] = value
         for name, tensors in moments.items():
             part = self._parts[name]
-            if not are_usable(tensors, self._trained[name].shape):
+            if not are_usable(tensors, self._parameters[name].shape):
                 raise CheckpointError(
                     f"the checkpoint's moments of {name} are damaged",
                     "move its directory away to use an older one",
                 )
             self._optimizer.state[part] = {
-                kind: self._ranks.cut(self._trained[name], value).to(part.device, copy=True)
+                kind: self._ranks.cut(self._parameters[name], value).to(part.device, copy=True)
                 for kind, value in self._optimizer.layout(part, tensors).items()
             }
         try:
@@ -246,7 +246,7 @@ class TrainerCore:
     def _tables(self) -> list[str]:
         """Names of the trained parameters with a row for each token of the vocabulary."""
         tokens = self.model.config.vocab_size
-        parameters = self._trained.items()
+        parameters = self._parameters.items()
         return [
             name
             for name, parameter in parameters
@@ -257,7 +257,7 @@ class TrainerCore:
         settings = self.settings
         return GradientPass(
             self.model,
-            self._trained.values(),
+            self._parameters.values(),
             LOSSES[settings.loss],
             ClipBounds(settings.clip_low, settings.clip_high, settings.ratio_cap),
             temperature=settings.temperature,
@@ -306,7 +306,7 @@ class TrainerCore:
         that the update does not fail. A peer's row longer than own ones must also fit a
         micro-batch, so that it does not use up the memory."""
         config = self.model.config
-        inserted_ids = (token for _, ids in row.between for token in ids)
+        inserted_ids = (token for _, ids in row.observations for token in ids)
         max_id = max(int(row.prompt_ids.max()), int(row.completion_ids.max()), *inserted_ids)
         as_own = row.completion_ids.size <= self.settings.longest_answer
         limit = config.max_position_embeddings
@@ -316,7 +316,7 @@ class TrainerCore:
 
     def _clip_gradient(self) -> float:
         max_norm = self.settings.max_grad_norm
-        return self._ranks.norm(torch.nn.utils.clip_grad_norm_(self._trained.values(), max_norm))
+        return self._ranks.norm(torch.nn.utils.clip_grad_norm_(self._parameters.values(), max_norm))
 
     def _non_finite_fault(self, loss: float, grad_norm: float) -> str | None:
         broken = sum(not bool(part.isfinite().all()) for part in self._parts.values())
@@ -335,7 +335,7 @@ class TrainerCore:
     def _step(self) -> None:
         self.before_step()
         for name, part in self._parts.items():
-            part.grad = self._ranks.gradient(self._trained[name])
+            part.grad = self._ranks.gradient(self._parameters[name])
         self._optimizer.step(self.settings.rate_at(self._updates))
         for part in self._parts.values():
             part.grad = None

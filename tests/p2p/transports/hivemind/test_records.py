@@ -146,7 +146,7 @@ def test_memory_of_verified_records_is_bounded(monkeypatch: pytest.MonkeyPatch) 
     validator = HeartbeatRecords(ALICE, KEY, wall, anybody)
     for number in range(6):
         assert validator.validate(signed(unsigned(heartbeat=bytes([number]))))
-    assert len(validator._verified) == 3
+    assert len(validator._verified_digests) == 3
 
 
 class World:

@@ -22,7 +22,7 @@ from swarm_node.policy.training.objective.losses import (
 )
 
 BOUNDS = ClipBounds(low=0.2, high=0.28, cap=5.0)
-SIZE = BatchSize(tokens=97, rows=13, longest=19)
+SIZE = BatchSize(tokens=97, rows=13, max_new_tokens=19)
 CAP = math.log(5.0)
 Floats = NDArray[np.float64]
 
@@ -47,10 +47,10 @@ class Case:
         return Tokens(
             logp=torch.tensor(self.logp, requires_grad=True),
             behaviour=torch.tensor(self.behaviour),
-            measured=torch.tensor(self.measured),
+            is_measured=torch.tensor(self.measured),
             advantage=torch.tensor(self.advantage),
             row=torch.tensor(row),
-            behind=torch.tensor(self.behind),
+            staleness=torch.tensor(self.behind),
             reference=torch.tensor(self.reference),
             drift=torch.tensor(self.drift),
         )
@@ -304,8 +304,8 @@ def test_a_token_counts_as_clipped_exactly_where_its_gradient_is_gone(
     assert (torch.tensor(deltas).exp() == bound).any()
     loss, sums = LOSSES[name](tokens, BOUNDS, SIZE)
     (gradient,) = torch.autograd.grad(loss, tokens.logp)
-    assert sums.clipped == (gradient == 0).sum()
-    assert 0 < sums.clipped < n
+    assert sums.clipped_tokens == (gradient == 0).sum()
+    assert 0 < sums.clipped_tokens < n
 
 
 def test_gspo_moves_all_tokens_of_an_answer_alike() -> None:
@@ -389,9 +389,9 @@ def test_micro_batches_add_up(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_nothing_left_is_a_loss_of_zero(name: str) -> None:
     tokens = random_case(1).tokens()
-    none = tokens.select(torch.zeros_like(tokens.measured))
+    none = tokens.select(torch.zeros_like(tokens.is_measured))
     loss, sums = LOSSES[name](none, BOUNDS, SIZE)
     (gradient,) = torch.autograd.grad(loss, tokens.logp)
     assert float(loss.detach()) == 0.0
     assert not gradient.any()
-    assert sums.measured == 0
+    assert sums.measured_tokens == 0

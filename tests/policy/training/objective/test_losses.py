@@ -19,7 +19,7 @@ BOUNDS = ClipBounds(low=0.2, high=0.28, cap=5.0)
 
 
 def size_of(tokens: int) -> BatchSize:
-    return BatchSize(tokens, rows=7, longest=11)
+    return BatchSize(tokens, rows=7, max_new_tokens=11)
 
 
 def tokens_of(
@@ -33,10 +33,10 @@ def tokens_of(
     return Tokens(
         logp=torch.tensor(logp, dtype=dtype, requires_grad=True),
         behaviour=torch.tensor(behaviour, dtype=dtype),
-        measured=torch.tensor(measured if measured is not None else [True] * n),
+        is_measured=torch.tensor(measured if measured is not None else [True] * n),
         advantage=torch.tensor(advantage, dtype=dtype),
         row=torch.arange(n),
-        behind=torch.full((n,), -1),
+        staleness=torch.full((n,), -1),
         reference=torch.zeros(n, dtype=dtype),
         drift=torch.zeros(n, dtype=dtype),
     )
@@ -66,7 +66,7 @@ def test_where_the_clip_and_the_cap_stop_the_gradient(
     loss, sums = dapo(tokens, BOUNDS, size_of(1))
     gradient = gradient_of(loss, tokens)
     assert bool(gradient[0] != 0) is moves
-    assert sums.clipped == (0.0 if moves else 1.0)
+    assert sums.clipped_tokens == (0.0 if moves else 1.0)
 
 
 @pytest.mark.parametrize("claim", [-1e4, -1e30, 0.0, 1e4])
@@ -87,12 +87,12 @@ def test_statistics_against_hand_computed_values() -> None:
     )
     _, sums = dapo(tokens, BOUNDS, size_of(4))
     ratios = np.exp(deltas)
-    assert sums.measured == 3
-    assert sums.clipped == 1
+    assert sums.measured_tokens == 3
+    assert sums.clipped_tokens == 1
     assert sums.mean("ratio", 1.0) == pytest.approx(ratios.mean())
     assert sums.mean("kl", 0.0) == pytest.approx((ratios - 1 - deltas).mean())
     assert sums.mean("absolute", 0.0) == pytest.approx(1 / 3)
-    assert (sums + sums).measured == 6
+    assert (sums + sums).measured_tokens == 6
     assert (sums + sums).mean("ratio", 1.0) == pytest.approx(ratios.mean())
 
 
@@ -104,17 +104,17 @@ def rows_of(*rows: tuple[float, list[float]], measured: bool = True) -> Tokens:
     return Tokens(
         logp=torch.full((n,), -1.0, requires_grad=True),
         behaviour=torch.from_numpy(-1.0 - gaps),
-        measured=torch.full((n,), measured),
+        is_measured=torch.full((n,), measured),
         advantage=torch.tensor(np.repeat([a for a, _ in rows], lengths), dtype=torch.float32),
         row=torch.tensor(np.repeat(range(len(rows)), lengths)),
-        behind=torch.full((n,), -1),
+        staleness=torch.full((n,), -1),
         reference=torch.zeros(n),
         drift=torch.zeros(n),
     )
 
 
 def everyone(tokens: Tokens) -> torch.Tensor:
-    return torch.ones_like(tokens.measured)
+    return torch.ones_like(tokens.is_measured)
 
 
 def test_plausible_claims_pass_unchanged() -> None:
@@ -130,7 +130,7 @@ def test_of_implausible_rows_the_good_lose_their_claim_and_the_bad_their_place(g
     checked, count = check_claims(tokens, everyone(tokens))
     assert count == 2
     assert checked.row.tolist() == [0, 0, 0, 0, 2, 2]
-    assert checked.measured.tolist() == [False] * 4 + [True] * 2
+    assert checked.is_measured.tolist() == [False] * 4 + [True] * 2
     assert checked.logp.requires_grad
 
 

@@ -38,10 +38,10 @@ def tokens_of(rows: Rows) -> Tokens:
     return Tokens(
         logp=torch.tensor(logp, requires_grad=True),
         behaviour=torch.tensor(behaviour),
-        measured=torch.tensor(measured),
+        is_measured=torch.tensor(measured),
         advantage=torch.tensor(advantage),
         row=torch.tensor(row),
-        behind=torch.tensor(behind),
+        staleness=torch.tensor(behind),
         reference=torch.tensor(logp) - 0.5,
         drift=torch.zeros(len(flat)),
     )
@@ -57,14 +57,16 @@ def test_every_gradient_is_finite_and_bounded(rows: Rows, others: int) -> None:
 
 def assert_bounded(name: LossName, rows: Rows, others: int) -> None:
     tokens = tokens_of(rows)
-    size = BatchSize(len(tokens.row) + others, len(rows) + others, longest=24)
-    over = {"dr_grpo": size.rows * size.longest, "gspo": size.rows}.get(name, size.tokens)
+    size = BatchSize(len(tokens.row) + others, len(rows) + others, max_new_tokens=24)
+    over = {"dr_grpo": size.rows * size.max_new_tokens, "gspo": size.rows}.get(name, size.tokens)
     # The only force besides the advantage: DPPO's pull towards the sampler.
     pull = 2 * DPPO_PULL * math.log(BOUNDS.cap) / over if name == "dppo" else 0.0
     loss, sums = LOSSES[name](tokens, BOUNDS, size)
     (gradient,) = torch.autograd.grad(loss, tokens.logp)
     assert bool(torch.isfinite(loss)), name
-    assert all(math.isfinite(value) for value in (sums.clipped, sums.ratio, sums.kl, sums.absolute))
+    assert all(
+        math.isfinite(value) for value in (sums.clipped_tokens, sums.ratio, sums.kl, sums.absolute)
+    )
     bound = tokens.advantage.abs() * BOUNDS.cap / over + pull
     assert bool((gradient.abs() <= bound * (1 + 1e-5)).all()), name
     # The step is never against the advantage: a lie can stop it, not turn it round.
@@ -90,9 +92,9 @@ def test_no_claim_enters_trajectory_balance(rows: Rows, claim: float) -> None:
 @given(rows=ROWS)
 def test_the_check_of_claims_only_takes_away_what_is_bad(rows: Rows) -> None:
     tokens = tokens_of(rows)
-    kept, implausible = check_claims(tokens, torch.ones_like(tokens.measured))
+    kept, implausible = check_claims(tokens, torch.ones_like(tokens.is_measured))
     good = [index for index, (_, _, advantage) in enumerate(rows) if advantage >= 0]
     assert set(good) <= set(kept.row.tolist())
     assert implausible >= len(rows) - len(set(kept.row.tolist()))
     # Log-probs are withdrawn, never made up.
-    assert int(kept.measured.sum()) <= int(tokens.measured.sum())
+    assert int(kept.is_measured.sum()) <= int(tokens.is_measured.sum())

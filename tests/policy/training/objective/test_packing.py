@@ -46,7 +46,7 @@ def talk(sizes: list[tuple[int, int]], question: int = 0) -> TrainRow:
         1.0,
         Provenance.LOCAL,
         group=question,
-        between=tuple(
+        observations=tuple(
             (int(end), tuple(generator.integers(0, 50, given).tolist()))
             for end, (_, given) in zip(ends[:-1], sizes[1:], strict=True)
         ),
@@ -56,7 +56,7 @@ def talk(sizes: list[tuple[int, int]], question: int = 0) -> TrainRow:
 def turns_apart(one: TrainRow) -> list[TrainRow]:
     """A row for each turn, with all before it as its prompt."""
     whole, places = one.written()
-    starts = [0, *(at for at, _ in one.between), one.completion_ids.size]
+    starts = [0, *(at for at, _ in one.observations), one.completion_ids.size]
     return [
         TrainRow(
             np.concatenate([one.prompt_ids, whole[: places[start]]]),
@@ -189,7 +189,7 @@ def test_of_a_dialogue_only_what_was_sampled_is_trained_on_and_all_before_it_is_
     trained = 0
     for one in rows:
         seen = one.prompt_ids.tolist()
-        given = dict(one.between)
+        given = dict(one.observations)
         for index, target in enumerate(one.completion_ids.tolist()):
             seen += given.get(index, ())
             sequence, position, wanted = next(places)

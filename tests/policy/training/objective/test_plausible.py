@@ -73,7 +73,7 @@ def test_an_odd_turn_of_a_dialogue_is_found_among_likely_ones() -> None:
     one = row(len(values), group=4)
     floors = (known(-0.3).floors(1.0)[0], -9.0, -9.0, -2.3)
     assert likely_tokens(values, [one], floors)[1] == []
-    turns = replace(one, between=((4, (1,)), (5, (1,))))
+    turns = replace(one, observations=((4, (1,)), (5, (1,))))
     assert likely_tokens(values, [turns], floors)[1] == [4]
 
 

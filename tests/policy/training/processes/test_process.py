@@ -210,9 +210,9 @@ async def test_a_full_disk_costs_the_checkpoint_and_not_the_trainer(
         )
         result = await trainer.update(batch_of(2))
         assert result.stats.version == 2
-        assert result.unstored is not None
-        assert "too large" in result.unstored
-        assert (await trainer.update(batch_of(3))).unstored is None
+        assert result.checkpoint_fault is not None
+        assert "too large" in result.checkpoint_fault
+        assert (await trainer.update(batch_of(3))).checkpoint_fault is None
         assert list((tmp_path / "checkpoints-of-a").iterdir()) == [kept]
         assert loaded(result.weights)
 

@@ -107,7 +107,7 @@ def test_versions_become_how_far_behind_a_token_is(random_qwen2: Path) -> None:
     own = replace(row(1.0, 1), versions=np.array([2, 3, 7, 9], np.int64))
     logp = torch.zeros(4 + 5)
     tokens = token_vectors([own, row(1.0, 2)], logp, 7)
-    assert tokens.behind.tolist() == [5, 4, 0, 0, -1, -1, -1, -1, -1]
+    assert tokens.staleness.tolist() == [5, 4, 0, 0, -1, -1, -1, -1, -1]
     assert tokens.row.tolist() == [0] * 4 + [1] * 5
 
 
