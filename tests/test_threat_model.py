@@ -1,4 +1,4 @@
-"""The page of threats names tests that exist, and every way in."""
+"""The pages of threats name tests that exist, and every entry point."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from swarm_node.p2p.wire.protocols import PROTOCOLS
 #: One worker parses the sources once.
 pytestmark = pytest.mark.xdist_group("sources")
 
-PAGE = (ROOT / "docs" / "threat-model.md").read_text()
+PAGE = "".join(
+    (ROOT / "docs" / name).read_text()
+    for name in ("threat-model.md", "threat-model-resources.md")
+)
 
 
 def test_every_test_that_the_page_names_exists() -> None:
@@ -28,8 +31,8 @@ def test_every_test_that_the_page_names_exists() -> None:
     assert named - there == set()
 
 
-def test_every_way_in_has_a_row_with_gate_price_and_test() -> None:
-    section = PAGE.partition("## Every way in")[2].partition("\n## ")[0]
+def test_every_entry_point_has_a_row_with_gate_price_and_test() -> None:
+    section = PAGE.partition("## Entry points")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if "`test_" in line]
     assert [row for row in rows if len(row) != 4 or not all(map(str.strip, row))] == []
     ways = {f"`{protocol.name}`" for protocol in PROTOCOLS} | {f"table `{call}`" for call in CALLS}
