@@ -15,8 +15,7 @@ from swarm_node.p2p.wire.protocols import PROTOCOLS
 pytestmark = pytest.mark.xdist_group("sources")
 
 PAGE = "".join(
-    (ROOT / "docs" / name).read_text()
-    for name in ("threat-model.md", "threat-model-resources.md")
+    (ROOT / "docs" / name).read_text() for name in ("threat-model.md", "threat-model-resources.md")
 )
 
 
