@@ -16,7 +16,7 @@ _HEAD = """\
 `swarm-node config` shows the values in force on a machine, and where each one comes from.
 `swarm-node config --toml > node.toml` writes them as a settings file.
 
-These are the sources of a setting, the strongest first:
+The sources of a setting, in order of precedence:
 
 | source | how `experience.local` is written there |
 | --- | --- |
@@ -33,7 +33,7 @@ replaces all values that were remembered from an earlier one. `swarm-node join -
 to the default. If the file `settings.json` in the data directory is lost, `doctor`, `config` and
 the next start report it.
 
-An unknown key or a value out of range ends the start, with a message that names the key. `1..8`
+An unknown key or a value out of range aborts the start, with a message that names the key. `1..8`
 includes both ends, `>0..1` excludes 0, and `-` is an empty value. Lists are written `["a", "b"]`.
 `environment.options` is not merged: the strongest source that sets one of its keys supplies the
 whole table.

@@ -57,13 +57,13 @@ class Network(Table):
     )
     relay: Literal["auto", "off", "serve"] = Field(
         "auto",
-        description="Forward requests for members behind NAT; auto: if peers can connect.",
+        description="Relay for members behind NAT; auto: if peers can connect to this node.",
         json_schema_extra=_AT_ONCE,
     )
 
 
 class EnvironmentTable(Table):
-    """Environment that gives the tasks to train on."""
+    """Source of the tasks to train on."""
 
     name: Text = Field("drills", description="Environment, or module:factory of your own.")
     families: list[Text] = Field(
@@ -71,10 +71,10 @@ class EnvironmentTable(Table):
     )
     options: dict[str, Any] = Field(
         {},
-        description="Options of it: preset, families, datasets, path, … (docs/environments.md)",
+        description="Its options: preset, families, datasets, path, … (docs/environments.md)",
     )
     allow_invalid: bool = Field(
-        False, description="Accept a list although over 1% of its reference answers do not score 1."
+        False, description="Accept tasks although over 1% of reference answers do not score 1."
     )
 
     @field_validator("options")
@@ -127,7 +127,7 @@ class Experience(Table):
     )
     external: Annotated[int, Field(ge=0, le=1024)] | Literal["auto"] = Field(
         "auto",
-        description="External groups per step (J); auto: by peers' offers, I + J = 2 * local.",
+        description="External groups per step (J); auto: by peers' offers, 2 * local in all.",
     )
     replay: int = Field(
         0,
@@ -169,7 +169,7 @@ class Training(Table):
         0,
         ge=0,
         le=1024,
-        description="LoRA rank; 0: full fine-tuning. Not set: 0 if it fits, else 32, on a CPU 16.",
+        description="LoRA rank; 0: full. Unset, pretrained: 0 if it fits, else 32; on a CPU 16.",
     )
     base: Literal["auto", "whole", "nf4", "own"] = Field(
         "auto",
@@ -178,7 +178,7 @@ class Training(Table):
 
 
 class Run(Table):
-    """Length, intervals of measuring and saving, device and processes."""
+    """Length, evaluation and checkpoint intervals, device and processes."""
 
     seed: int = Field(0, ge=0, lt=2**32, description="Seed of this node's choices.")
     max_steps: int = Field(
@@ -224,7 +224,7 @@ class Run(Table):
     )
 
     track: Literal["", "tensorboard", "wandb", "trackio"] = Field(
-        "", description="Also log metrics to tensorboard, wandb or trackio; none: to no tracker."
+        "", description="Also log metrics to tensorboard, wandb or trackio; empty: to no tracker."
     )
 
     @property

@@ -129,10 +129,10 @@ def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableTyp
     size = f"{vram / _GIB:.4g} GiB" + f" on each of {job.processes} GPUs" * (job.processes > 1)
     if decision.fit is None:
         shortage = "" if not plan.fits() else f" {escape(decision.reason)}:"
-        answer = f"[red]Does not fit[/] into {size}:{shortage} {escape(decision.advice)}."
+        answer = f"[red]Does not fit[/] in {size}:{shortage} {escape(decision.advice)}."
     else:
         left = _gib(vram - plan.total)
-        answer = f"[green]Fits[/] into {size}, {left} stay free. `join` would use "
+        answer = f"[green]Fits[/] in {size}, {left} to spare. `join` would use "
         answer += f"{plan.described()}."
     return Group(title, "", table, "", answer, sampler_note)
 
@@ -147,7 +147,7 @@ def _on_cpu(machine: Machine, decision: Decision, shape: ModelConfig) -> str:
     free = f"{machine.free / 1e9:.1f} GB of RAM"
     parts = fit.parts(shape)
     breakdown = ", ".join(f"{part} {size / 1e9:.1f}" for part, size in parts.summary().items())
-    text = f"[green]Fits[/] into {free}, {parts.total() / 1e9:.1f} GB at the peak ({breakdown}). "
+    text = f"[green]Fits[/] in {free}, {parts.total() / 1e9:.1f} GB at the peak ({breakdown}). "
     text += f"`join` would use {method} on the CPU, in micro-batches of "
     text += f"{fit.training.micro_batch_tokens:,} tokens."
     return f"{text} {escape(fit.numbers)}." if fit.numbers else text

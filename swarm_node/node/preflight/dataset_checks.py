@@ -52,9 +52,7 @@ async def check_questions(
 def _questions(family: str, survey: Survey) -> Said:
     text = f"{family}: {survey.different:,} different questions in {survey.drawn:,} draws"
     text += f" (cut off after {SECONDS:g} s)" if survey.cut else ""
-    text += (
-        f", about {survey.about:,} in all; {survey.shared} held-out ones among those of training"
-    )
+    text += f", about {survey.about:,} in all; {survey.shared} in both splits"
     if survey.shared:
         return Said(
             "questions",
