@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,13 @@ BUDGET = {
     "refusals": 14,
     # Raised by six when the pages of models, environments, errors, watching and threats were split
     # into pages of under 2,500 words.
+    # Names say what a thing is, not what happened to it. Over 1,200 more were renamed.
+    "bare participles as names": 28,
     "files of docs and research": 100,
+}
+BARE_PARTICIPLES = {
+    *("asked", "found", "given", "held", "kept", "known", "made", "most"),
+    *("named", "own", "said", "seen", "shown", "told", "tried", "wanted"),
 }
 #: Lines of the modules that a start of a node imports.
 #: Raised by 600 for links in `peers`, a refused node that ends, and errors that hold remedies, and
@@ -180,6 +187,7 @@ def test_the_house_stays_within_its_budget() -> None:
         "kinds of envelopes": len(Kind),
         "reasons": len(REASONS),
         "refusals": len(REFUSALS),
+        "bare participles as names": sum(name in BARE_PARTICIPLES for name in bound_names()),
         "files of docs and research": sum(
             path.is_file() and "__pycache__" not in path.parts for path in pages
         ),
@@ -187,6 +195,15 @@ def test_the_house_stays_within_its_budget() -> None:
     assert counts.keys() == BUDGET.keys()
     over = {name: count for name, count in counts.items() if count > BUDGET[name]}
     assert over == {}, "name the one that goes, or raise the bound in a commit that says why"
+
+
+def bound_names() -> Iterator[str]:
+    """The names of parameters and of variables that are assigned, each time anew."""
+    for _, node in nodes(SOURCES):
+        if isinstance(node, ast.arg):
+            yield node.arg.strip("_")
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id.strip("_")
 
 
 def commands(command: Any) -> int:
