@@ -162,7 +162,7 @@ async def at_work(
         trainer = ProcessTrainer(directory, *places, trainer_settings(settings, found))
         sampler = TorchSampler.from_directory(
             directory,
-            found.where,
+            found.placement,
             max_rows=rows,
             shape=cache_shape(settings, shape, found),
             shares=found.shares_base,

@@ -311,7 +311,7 @@ def test_dialogues_are_replayed_in_two_processes(
     assert (replay.level, text in replay.text) == (level, True), found
     assert bool(replay.remedy) == (level == "bad")
     if level == "good":
-        assert "16 replays" in replay.text
+        assert "16 re-runs" in replay.text
         assert found[-1].kind == "family"
 
 
