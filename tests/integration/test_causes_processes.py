@@ -145,7 +145,7 @@ def test_addresses_at_which_nobody_is_are_told_each_with_its_cause(
         done = node.run("doctor", "--network", "--json")
         assert done.returncode == 1, done.stdout
         rows = json.loads(done.stdout)["checks"]
-        assert "error" in {row["level"] for row in rows if row["subject"] == "reached"}
+        assert "error" in {row["level"] for row in rows if row["subject"] == "peers"}
         told = [row["subject"] for row in rows if f":{ports['closed']} " in row["found"]]
         assert told == ["alone", "address"]
 

@@ -233,13 +233,13 @@ def test_a_running_node_says_how_members_reach_it(swarm: list[RunningNode], tmp_
             assert "this network" in node.run(verb).stdout
         report = node.run("doctor", "--network", "--json")
         checks = {each["subject"]: each for each in json.loads(report.stdout)["checks"]}
-        expected = "port clock membership reach nat seen told relay clocks dht"
+        expected = "port clock membership reach nat observed advertised relay clocks dht"
         assert set(expected.split()) <= set(checks)
         strangers = _strangers(swarm, status)
         for name, each in checks.items():
             of_others = any(words in each["found"] for words in strangers)
             assert each["level"] == "ok" or of_others, (name, each, strangers)
-        assert f"at 127.0.0.1:{port} by" in checks["seen"]["found"]
+        assert f"at 127.0.0.1:{port} by" in checks["observed"]["found"]
         assert re.search("answering: [1-9]", checks["dht"]["found"])
 
 
