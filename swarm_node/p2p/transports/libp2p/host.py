@@ -154,7 +154,7 @@ class Host:
     def linked(self) -> dict[str, list[str]]:
         """The linked peers with the addresses of the other end, the newest link first."""
         open_links = {
-            peer: [link.stream.seen for link in reversed(links) if not link.ended]
+            peer: [link.stream.peer_address for link in reversed(links) if not link.ended]
             for peer, links in self._links.items()
         }
         return {peer: addresses for peer, addresses in open_links.items() if addresses}
@@ -239,7 +239,8 @@ class Host:
         ]
         if len(open_links) - len(excess_links) > LINKS:
             open_links = sorted(
-                (link for link in open_links if link not in excess_links), key=lambda k: k.begun
+                (link for link in open_links if link not in excess_links),
+                key=lambda k: k.started_at,
             )
             idle_seconds = {
                 link.peer: now - self._request_times.get(link.peer, -math.inf)
@@ -267,7 +268,7 @@ class Host:
                 self.refusals["streams"] += 1
                 await give_up(stream)
                 continue
-            link.served += 1
+            link.served_streams += 1
             nursery.start_soon(self._answer, link, stream)
 
     def _crowd(self, link: Link) -> int:
@@ -275,13 +276,13 @@ class Host:
         has at most as many streams as are free: keys cost nothing."""
         all_links = [peer_link for links in self._links.values() for peer_link in links]
         return sum(
-            peer_link.served * (1 + (peer_link.stream.site == link.stream.site))
+            peer_link.served_streams * (1 + (peer_link.stream.site == link.stream.site))
             for peer_link in all_links
         )
 
     def _served(self, peer: str) -> int:
         """Count the running streams that a peer opened."""
-        return sum(link.served for link in self._links[peer])
+        return sum(link.served_streams for link in self._links[peer])
 
     async def _answer(self, link: Link, stream: Any) -> None:
         """Serve one stream that a peer opened."""
@@ -293,7 +294,7 @@ class Host:
         except Exception as error:  # noqa: BLE001 - what a peer does ends its own stream
             _log.debug("a stream ended: %r", error)
         finally:
-            link.served -= 1
+            link.served_streams -= 1
             await give_up(stream)
 
     def _link(self, peer: str) -> Link | None:
