@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import typer
 
@@ -81,28 +83,36 @@ def logs(
         return
 
 
-def _newer(path: Path) -> Iterator[bytes]:
+def _newer(path: Path) -> Generator[bytes]:
     """Yield the lines written into a log from now on. The log may be rotated at any time."""
-    file = path.open("rb") if path.exists() else None
-    if file is not None:
-        file.seek(0, 2)
-    while True:
-        line = file.readline() if file is not None else b""
-        if line:
-            yield line
-            continue
-        is_rotated = path.exists() and (
-            file is None or path.stat().st_ino != _inode(file) or path.stat().st_size < file.tell()
-        )
-        if is_rotated:
-            if file is not None:
-                file.close()
-            file = path.open("rb")
-            continue
-        time.sleep(_POLL_SECONDS)
+    file: IO[bytes] | None = None
+    with suppress(FileNotFoundError):
+        file = path.open("rb")
+        file.seek(0, os.SEEK_END)
+    try:
+        while True:
+            line = file.readline() if file is not None else b""
+            if line:
+                yield line
+                continue
+            with suppress(FileNotFoundError):  # one log is moved away, and the next not there yet
+                if file is None or _is_rotated(path, file):
+                    next_file = path.open("rb")
+                    if file is not None:
+                        file.close()
+                    file = next_file
+                    continue
+            time.sleep(_POLL_SECONDS)
+    finally:
+        if file is not None:
+            file.close()
 
 
-def _inode(file: Any) -> int:
-    import os
+def _is_rotated(path: Path, file: IO[bytes]) -> bool:
+    """Check that `path` is another file than `file`, or was cut.
 
-    return os.fstat(file.fileno()).st_ino
+    Raises:
+        FileNotFoundError: there is no file at `path` now.
+    """
+    state = path.stat()
+    return state.st_ino != os.fstat(file.fileno()).st_ino or state.st_size < file.tell()

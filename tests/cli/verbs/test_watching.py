@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from control_servers import serving
@@ -16,6 +19,7 @@ from typer.testing import CliRunner, Result
 
 from swarm_node.cli.home import json_of
 from swarm_node.cli.main import app
+from swarm_node.cli.verbs.watching import _newer
 from swarm_node.cli.views.samples_view import samples_view
 from swarm_node.durable import Journal
 from swarm_node.node.control.control import ControlClient
@@ -136,3 +140,25 @@ def test_logs_follow_a_file_that_is_moved_away(tmp_path: Path) -> None:
         reader.communicate()
     assert seen == sorted(set(seen))
     assert (tmp_path / "node.log.1").exists()
+
+
+def test_a_log_that_is_not_there_for_a_moment_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the two steps of a rotation there is no file, also between a look and an opening."""
+    log, look, seen = tmp_path / "node.log", Path.stat, list[bytes]()
+
+    def look_and_rotate(path: Path, **options: Any) -> os.stat_result:
+        state = look(path, **options)
+        if path == log and seen == [b"1\n"] and not (tmp_path / "node.log.1").exists():
+            log.rename(tmp_path / "node.log.1")
+            threading.Timer(0.5, lambda: log.write_bytes(b"2\n")).start()
+            return os.stat(tmp_path)  # another file
+        return state
+
+    monkeypatch.setattr(Path, "stat", look_and_rotate)
+    threading.Timer(0.5, lambda: log.write_bytes(b"1\n")).start()
+    with closing(_newer(log)) as lines:
+        while len(seen) < 2:
+            seen.append(next(lines))
+    assert seen == [b"1\n", b"2\n"]
