@@ -160,6 +160,10 @@ class CoordinatorError(SwarmNodeError):
     """A coordinator did not answer as its API says, or refused the request."""
 
 
+class TrackerError(SwarmNodeError):
+    """The tracker beside a node ended. Nothing else needs it."""
+
+
 class ChildError(SwarmNodeError):
     """A supervised child process died, hung or reported an error."""
 

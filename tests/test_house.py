@@ -59,25 +59,14 @@ LIGHT = (
     "swarm_node.policy.experience.replay",
     "swarm_node.rollout",
 )
-#: The node's loops, both ends of child processes, and a program beside the node: all end with it.
-BEGIN_TASKS = {
-    "node/loops/node.py",
-    *("process/child.py", "process/companion.py", "process/server.py"),
-}
+#: The node's loops and both ends of child processes, whose task groups end with them.
+BEGIN_TASKS = {"node/loops/node.py", "process/child.py", "process/server.py"}
 #: What builds a node, real or simulated, and what shows settings. Components get values.
 TAKES_ALL_SETTINGS = {
     "defaults.py",
     *("admission.py", "assembly.py", "build.py", "build_member.py", "derive.py", "join.py"),
-    *(
-        "doctor.py",
-        "env.py",
-        "first_lines.py",
-        "machine.py",
-        "resolve_names.py",
-        "node.py",
-        "plan.py",
-    ),
-    *("run.py", "swarm.py"),
+    *("doctor.py", "env.py", "first_lines.py", "machine.py", "node.py", "plan.py"),
+    *("resolve_names.py", "run.py", "swarm.py"),
 }
 #: What the house may hold at most: what it held when the bounds were set.
 BUDGET = {
@@ -93,12 +82,12 @@ BUDGET = {
     "kinds of envelopes": 12,
     "reasons": 55,
     "refusals": 14,
+    "bare participles as names": 28,
     # Raised by six when the pages of models, environments, errors, watching and threats were split
     # into pages of under 2,500 words.
-    # Names say what a thing is, not what happened to it. Over 1,200 more were renamed.
-    "bare participles as names": 28,
     "files of docs and research": 100,
 }
+#: Names that say what happened to a thing, and not what it is.
 BARE_PARTICIPLES = {
     *("asked", "found", "given", "held", "kept", "known", "made", "most"),
     *("named", "own", "said", "seen", "shown", "told", "tried", "wanted"),

@@ -15,6 +15,7 @@ node.db  node.db.sha256  checkpoints/   groups, windows, counters; its digest be
 home.json                          the files that this home has had; see file_checks.py
 metrics.jsonl  node.log            history and log, JSON objects; older ones in *.1
 editing  recording                 locked while a command changes one of these files, home.json
+runs/                              files of the tracker (`run.track`)
 control.json  metrics.token  openai.token  prometheus.json  where the node answers (mode 0600)
 """
 
@@ -92,6 +93,7 @@ class Home(PrivateDirectory):
         self.database = self.path / "node.db"
         self.checkpoints = self.path / "checkpoints"
         self.metrics = self.path / "metrics.jsonl"
+        self.runs = self.path / "runs"
         self.log = self.path / "node.log"
         self._recorded_names: set[str] = set()
 

@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | TransportError | network | the loop tries again; `repair` repairs the network meanwhile |
 | CoordinatorError | coordinator | the loop tries again |
+| TrackerError | tracker | the loop starts it again, a minute later |
 | ChildError | environment | the loop tries again; the process is started again when it is asked |
 | StorageError | storage | the loop tries again; nothing of its step was stored |
 | ModelError | model | the loop tries again; the version before stays in use |
@@ -21,6 +22,7 @@ from swarm_node.errors import (
     CoordinatorError,
     ModelError,
     StorageError,
+    TrackerError,
     TransportError,
 )
 from swarm_node.p2p.peers.liveness import LOOP
@@ -28,7 +30,7 @@ from swarm_node.p2p.peers.liveness import LOOP
 #: Seconds between two lines of the log about one fault of one loop.
 TOLD_SECONDS: Final = 60.0
 #: The classes that end nothing: the part that they count against, what mends it meanwhile, and
-#: what the owner can do. The first that fits holds: a TimeoutError is an OSError.
+#: what the owner can do. The first that matches holds: a TimeoutError is an OSError.
 PASSING: Final = (
     (
         TransportError,
@@ -41,6 +43,12 @@ PASSING: Final = (
         "coordinator",
         "nothing else waits for it",
         "check network.coordinator and ask who runs it",
+    ),
+    (
+        TrackerError,
+        "tracker",
+        "the tracker is started again within two minutes",
+        "run `swarm-node track`, which says what it lacks",
     ),
     (
         ChildError,

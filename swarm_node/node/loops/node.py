@@ -24,6 +24,7 @@
 | evaluate | its interval, or nine times its cost       | –                       |
 | coordinate | a minute; only with a coordinator        | –                       |
 | serve    | a request of the owner's programs          | –                       |
+| track    | the end of the tracker; only with one      | –                       |
 | record   | an update, a measurement, or a minute      | –                       |
 
 `policy/experience/slots.py` has the table of slots: the backpressure between these loops.
@@ -173,12 +174,9 @@ class Node:
         parts = self._parts
         async with contextlib.AsyncExitStack() as stack:  # the last one in is closed first
             stack.callback(parts.storage.close)
-            for close in (
-                parts.environment.close,
-                parts.trainer.close,
-                parts.sampler.close,
-                parts.transport.stop,
-            ):
+            closes = [parts.environment.close, parts.trainer.close, parts.sampler.close]
+            closes += [parts.tracker.close] if parts.tracker else []
+            for close in (*closes, parts.transport.stop):
                 stack.push_async_callback(_quietly, close)
 
     async def evaluate(self) -> EvalPoint:
@@ -304,10 +302,12 @@ class Node:
         few nodes have a coordinator."""
         steps: dict[str, Step] = {}
         if self._work.prober is not None:
-            reach = self._work.connectivity
-            steps |= {"probe": self._work.prober.step, "relay": reach.relay, "link": reach.link}
-        if self._parts.guests is not None:
-            steps["serve"] = self._parts.guests.step
+            relay, link = self._work.connectivity.relay, self._work.connectivity.link
+            steps |= {"probe": self._work.prober.step, "relay": relay, "link": link}
+        if (guests := self._parts.guests) is not None:
+            steps["serve"] = guests.step
+        if (tracker := self._parts.tracker) is not None:
+            steps["track"] = tracker.step
         if self._dials is not None:
             steps["dial"] = self._dials.step
         if self.membership_check is not None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from swarm_node.clock import Clock
 from swarm_node.durable import Journal
@@ -37,6 +38,9 @@ from swarm_node.recent import Recent
 from swarm_node.rollout import PolicyRef, RolloutGroup
 from swarm_node.storage import Storage
 
+if TYPE_CHECKING:
+    from swarm_node.process.companion import Companion
+
 #: The most former members that are kept for their owner to see.
 MAX_FORMER = 200
 
@@ -54,8 +58,8 @@ class Parts:
     None in a simulation. `turns` is the most turns of a dialogue of the environment, 1 for single
     answers. `buffer` makes the replay buffer, and `publisher` the publisher of its groups: studies
     have others. A node that `climbs` chooses among the levels of its families. `guests` are
-    programs of the owner that ask the policy. A checkpoint is due `checkpoint_seconds` after the
-    last one; never by time in a simulation."""
+    programs of the owner that ask the policy, and `tracker` logs the node's metrics. A checkpoint
+    is due `checkpoint_seconds` after the last one; never by time in a simulation."""
 
     transport: Transport
     sampler: Sampler
@@ -83,6 +87,7 @@ class Parts:
     publisher: Callable[..., Publisher] = Publisher
     climbs: bool = False
     guests: OpenAIRequests | None = None
+    tracker: Companion | None = None
     checkpoint_seconds: float = float("inf")
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from swarm_node.config import Settings
 from swarm_node.config.sources import HOME_SOURCE
+from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import Finding, amount, gib
 from swarm_node.node.preflight.facts import Facts
 from swarm_node.policy.memory.footprint import longest_tokens
@@ -64,7 +65,7 @@ def start_lines(
         {"environment": table.name, "options": table.options, "families": table.families},
     )
     if tracker := settings.run.track:
-        yield Line("tracker", f"{tracker}, in {facts.home / 'runs'}", {"tracker": tracker})
+        yield Line("tracker", f"{tracker}, in {Home(facts.home).runs}", {"tracker": tracker})
     yield Line("home", str(facts.home), {"home": str(facts.home)})
 
 

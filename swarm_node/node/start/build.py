@@ -44,7 +44,7 @@ from swarm_node.node.start.derive import (
 )
 from swarm_node.node.start.progress import NodeProgress
 from swarm_node.node.start.system import on_hangup
-from swarm_node.node.start.tracking import tracking
+from swarm_node.node.start.tracking import make_tracker
 from swarm_node.p2p.reach.address_check import knock
 from swarm_node.p2p.reach.lan import Lan
 from swarm_node.p2p.reach.reachability import Reach
@@ -97,6 +97,7 @@ def build_parts(
         engine=lambda: sampler.described,
         memory=memory_in_use,
         guests=OpenAIRequests(sampler),
+        tracker=make_tracker(settings.run.track, home),
         checkpoint_seconds=_CHECKPOINT_SECONDS,
         turns=model_fit.job.turns,
         climbs=model.config.weight_count >= PRETRAINED_WEIGHTS,
@@ -324,8 +325,7 @@ async def _run(
         await node.close()
         raise
     else:
-        async with tracking(start.settings.run.track, home.path):
-            end = await node.run(on_running, screen.step)
+        end = await node.run(on_running, screen.step)
         if end is not None:
             screen.ended(end)
         if node.membership_check is not None and node.membership_check.refusal is not None:

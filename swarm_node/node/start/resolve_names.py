@@ -50,7 +50,7 @@ def require_named(settings: Settings, sources: Sources) -> None:
     with remembering(sources):
         require_model(settings.model)
         require_environment(settings.environment.name, settings.environment.options)
-        require_tracker(settings.run.track)
+        require_tracker(settings.run.track, "run.track")
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from swarm_node.errors import (
     ModelError,
     RefusedError,
     StorageError,
+    TrackerError,
     TransportError,
     WeightsError,
 )
@@ -46,6 +47,7 @@ PASSING = {
     TransportError("the network daemon died"): "network",
     RefusedError("no"): "network",
     CoordinatorError("it does not answer"): "coordinator",
+    TrackerError("it ended"): "tracker",
     ChildError("the environment process died"): "environment",
     StorageError("node.db is in use by another process"): "storage",
     ModelError("another tokenizer"): "model",

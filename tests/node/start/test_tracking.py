@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 from page_server import row
-from structlog.testing import capture_logs
 
-from swarm_node.errors import ConfigError
+from swarm_node.errors import ConfigError, TrackerError
 from swarm_node.node.home.home import Home
+from swarm_node.node.loops.faults import decide
 from swarm_node.node.metrics.history import MetricsFile
-from swarm_node.node.start.tracking import require_tracker, tracker_directory, tracking
+from swarm_node.node.start.tracking import make_tracker, require_tracker
 
 
-def _home(path: Path) -> Path:
+def _home(path: Path) -> Home:
     Home(path).create()
     Home(path).begin()
-    return path
+    return Home(path)
 
 
 def _steps(runs: Path) -> list[int]:
@@ -36,43 +36,44 @@ def test_a_tracker_whose_package_is_missing_is_refused_before_the_start() -> Non
     require_tracker("")
     require_tracker("json")  # any package that is there
     with pytest.raises(ConfigError, match=r"run\.track: absent_tracker is not installed"):
-        require_tracker("absent_tracker")
+        require_tracker("absent_tracker", "run.track")
 
 
 @pytest.mark.slow(reason="starts a process that imports torch")
 async def test_it_logs_until_the_node_ends_also_the_last_rows(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="NOT RUN: needs tensorboard")
     home = _home(tmp_path / "home")
-    metrics, runs = MetricsFile(Home(home).metrics), tracker_directory(home)
+    metrics = MetricsFile(home.metrics)
     metrics.append(row(0))
-    async with tracking("tensorboard", home):
-        async with asyncio.timeout(120):
-            while _steps(runs) != [0]:  # noqa: ASYNC110
-                await asyncio.sleep(0.1)  # another process's files
+    tracker = make_tracker("tensorboard", home)
+    assert tracker is not None
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        step = group.create_task(tracker.step())
+        while _steps(home.runs) != [0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)  # another process's files
         metrics.append(row(1))
-    assert _steps(runs) == [0, 1]
+        step.cancel()  # as the node ends its loops
+        await tracker.close()
+    assert _steps(home.runs) == [0, 1]
+    await tracker.close()  # as often as a node's parts
 
 
 @pytest.mark.slow(reason="starts a process that imports torch")
 async def test_one_that_fails_is_told_and_leaves_the_node_alone(tmp_path: Path) -> None:
     home = _home(tmp_path / "home")
-    tracker_directory(home).write_text("a file where a directory should be")
-    with capture_logs() as logs:
-        async with asyncio.timeout(120), tracking("tensorboard", home):
-            while not logs:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
-    (entry,) = logs
-    assert (entry["tracker"], entry["code"]) == ("tensorboard", 1)
-    assert str(tracker_directory(home)) in entry["message"]
+    home.runs.write_text("a file where a directory should be")
+    tracker = make_tracker("tensorboard", home)
+    assert tracker is not None
+    with pytest.raises(TrackerError, match="tensorboard ended with exit code 1") as raised:
+        await asyncio.wait_for(tracker.step(), 120)
+    assert str(home.runs) in str(raised.value)
+    decision = decide(raised.value, 0)
+    assert decision is not None
+    assert decision.part == "tracker"
+    with pytest.raises(TimeoutError):  # it is not started again at once
+        await asyncio.wait_for(tracker.step(), 1)
+    await tracker.close()
 
 
-async def test_an_error_of_the_node_is_its_own(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="of the node"):
-        async with tracking("tensorboard", _home(tmp_path / "home")):
-            raise ConfigError("of the node")
-
-
-async def test_without_one_nothing_is_started(tmp_path: Path) -> None:
-    before = asyncio.all_tasks()
-    async with tracking("", tmp_path):
-        assert asyncio.all_tasks() == before
+def test_without_one_nothing_is_started(tmp_path: Path) -> None:
+    assert make_tracker("", _home(tmp_path)) is None

@@ -12,7 +12,6 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Final
@@ -46,8 +45,9 @@ def track(
     install the package, run `pip install '.[tensorboard]'` in a checkout, or `[wandb]`,
     `[trackio]`.
     """
-    if find_spec(tracker) is None:
-        raise HomeError(f"{tracker} is not installed", f"run {extra_of(tracker)}")
+    from swarm_node.node.start.tracking import require_tracker
+
+    require_tracker(tracker)
     from swarm_node.cli.verbs.tracking.forwarding import Forwarder, run_name
 
     place = chosen_home(home)
