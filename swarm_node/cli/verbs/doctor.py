@@ -177,8 +177,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
         if trial.lists:
             rows = asyncio.run(examine_rows(settings.environment))
             problems += rows.findings
-            size, prompt = rows.prompt_bytes, rows.shortest_prompt
-            trial = trial._replace(prompt_bytes=size, shortest_prompt=prompt)
+            trial = rows.completing(trial)
     except ConfigError as error:
         trial = None
         problems.append(Finding("environment", "error", *error.parted()))

@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -66,14 +65,32 @@ def evaluate(
     from swarm_node.cli.views.pass_rates_view import pass_rates_view
     from swarm_node.library.measuring import measure
 
-    measuring = partial(measure, tasks, checkpoint, completions=completions, k=k, limit=limit)
-    measuring = partial(measuring, home=home, model=model, config=config, overrides=assignments)
-    with progress() as tell:
-        try:
-            report = asyncio.run(measuring(tell=tell, on_replaced=_tell_gone))
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+    with progress() as tell, _interruptible():
+        report = asyncio.run(
+            measure(
+                tasks,
+                checkpoint,
+                completions=completions,
+                k=k,
+                limit=limit,
+                home=home,
+                model=model,
+                config=config,
+                overrides=assignments,
+                tell=tell,
+                on_replaced=_tell_gone,
+            )
+        )
     show(json, report, lambda: pass_rates_view(report))
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end the command with the exit code of shells."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
 
 
 def _ask_node(home: Path | None, json: bool) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from swarm_node.cli.home import sound_home
 from swarm_node.cli.options import HomeOption
-from swarm_node.errors import HomeError
+from swarm_node.errors import HomeError, reason_of
 from swarm_node.program.commands import home_option
 
 service_app = typer.Typer(no_args_is_help=True, help="Run a node as a service.")
@@ -118,4 +118,4 @@ def _write(file: Path, text: str) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     except OSError as error:
-        raise HomeError(f"cannot write {file}: {error.strerror}") from error
+        raise HomeError(f"cannot write {file}: {reason_of(error)}") from error

@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config.model import EnvironmentTable
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
+from swarm_node.environments.presets import Tried
 from swarm_node.environments.seeds import task_seed
 from swarm_node.environments.splitting import some_tasks
 from swarm_node.environments.workers.scoring_worker import FailedAnswer
@@ -151,6 +152,10 @@ class Rows(NamedTuple):
     findings: list[Finding]
     prompt_bytes: int
     shortest_prompt: str
+
+    def completing(self, trial: Tried) -> Tried:
+        """Return the `trial` of the list's environment with what is known of its prompts."""
+        return trial._replace(prompt_bytes=self.prompt_bytes, shortest_prompt=self.shortest_prompt)
 
 
 async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) -> Rows:

@@ -92,7 +92,7 @@ def _join(
         screen.step("rows")
         rows = check_rows(environment)
         screen.tell([finding_line(finding) for finding in rows.findings])
-        trial = trial._replace(prompt_bytes=rows.prompt_bytes, shortest_prompt=rows.shortest_prompt)
+        trial = rows.completing(trial)
     ticket = redeemed(user_settings, home, code)
     # Before anything is founded or started: a download may take long and may be interrupted.
     start, model = _admitted(user_settings, sources.origins(), home, ticket, trial, screen)

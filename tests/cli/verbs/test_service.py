@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from builders import ROOT
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
@@ -97,3 +98,19 @@ def test_modules_of_the_users_own_are_found_by_the_service_too(
     assert _install(home)[0] == 0
     unit = tmp_path / "config" / "systemd" / "user" / "swarm-node.service"
     assert f'Environment="PYTHONPATH={tmp_path}/mine:/opt/x"\n' in unit.read_text()
+
+
+def test_what_both_units_say_is_the_same(tmp_path: Path) -> None:
+    """The one that the image's directory has for a system service, and the one for a user."""
+    of_system = _directives((ROOT / "docker" / "swarm-node.service").read_text())
+    of_user = _directives(unit_text(["x"], tmp_path, {}))
+    # Where the program and the data directory are, and who starts it.
+    places = {"ExecStart", "WorkingDirectory", "WantedBy"}
+    shared = of_user.keys() & of_system.keys() - places
+    assert {"Type", "RestartPreventExitStatus", "KillMode", "TimeoutStopSec"} <= shared
+    assert {key: of_user[key] for key in shared} == {key: of_system[key] for key in shared}
+
+
+def _directives(text: str) -> dict[str, str]:
+    pairs = (line.split("=", 1) for line in text.splitlines() if line[:1].isalpha())
+    return {key: value for key, value in pairs}
