@@ -78,8 +78,8 @@ class LoopFigures:
 
     def rate_without(self, part: str) -> float:
         """Samples per CPU second, without the CPU of one process and its children."""
-        spent = sum(self.parts.get(part, (0.0, 0.0))) * self.updates / 1e3
-        return self.samples / (self.cpu - spent)
+        part_cpu = sum(self.parts.get(part, (0.0, 0.0))) * self.updates / 1e3
+        return self.samples / (self.cpu - part_cpu)
 
 
 class BareLoop:
@@ -118,11 +118,13 @@ class BareLoop:
         ]
         policy = PolicyRef(bytes(32), bytes(32), self._trainer.version)
         groups = []
-        sampled = await self._sampler.sample(requests)
-        for (ref, task, prompt), answers in zip(tasks, sampled, strict=True):
-            rewards = tuple(score_text(environment, task, each.text).reward for each in answers)
-            made = RolloutGroup(ref, policy, answers, rewards)
-            groups.append(VerifiedGroup(b"", "own", Provenance.LOCAL, made, prompt, rewards, 0))
+        sampled_groups = await self._sampler.sample(requests)
+        for (ref, task, prompt), completions in zip(tasks, sampled_groups, strict=True):
+            rewards = tuple(
+                score_text(environment, task, completion.text).reward for completion in completions
+            )
+            group = RolloutGroup(ref, policy, completions, rewards)
+            groups.append(VerifiedGroup(b"", "own", Provenance.LOCAL, group, prompt, rewards, 0))
         batch = build_batch(
             groups,
             codec.encode_prompt,
@@ -139,25 +141,25 @@ class BareLoop:
         for _ in range(WARM_UP):
             await self.step()
         tokens = updates = 0
-        began, wall = time.process_time(), time.monotonic()
-        while time.process_time() - began < seconds:
+        cpu_start, wall_start = time.process_time(), time.monotonic()
+        while time.process_time() - cpu_start < seconds:
             tokens += (await self.step()).tokens
             updates += 1
         samples = updates * self._settings.experience.local * self._settings.sampling.group_size
-        cpu = time.process_time() - began
-        return LoopFigures(cpu, updates, samples, tokens / samples, time.monotonic() - wall)
+        cpu = time.process_time() - cpu_start
+        return LoopFigures(cpu, updates, samples, tokens / samples, time.monotonic() - wall_start)
 
 
 def run_bare(assignments: Sequence[str], seconds: float) -> LoopFigures:
     """The bare loop in a process of its own."""
     options = [part for text in assignments for part in ("--set", text)]
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, __file__, "--alone", "--seconds", str(seconds), *options],
         stdout=subprocess.PIPE,
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},
     )
-    return LoopFigures(**json.loads(done.stdout))
+    return LoopFigures(**json.loads(result.stdout))
 
 
 def spent(pid: int, names: dict[int, str]) -> dict[str, tuple[float, float]]:
@@ -187,10 +189,10 @@ def run_node(assignments: Sequence[str], seconds: float, group_size: int) -> Loo
                 first = node.status()
             pid, wall = node.process.pid, time.monotonic()
             names = {child: _part(name) for name, child in first.processes.items()}
-            before, began = spent(pid, names), cpu_seconds(pid)
-            while cpu_seconds(pid) - began < seconds:
+            start_times, cpu_start = spent(pid, names), cpu_seconds(pid)
+            while cpu_seconds(pid) - cpu_start < seconds:
                 time.sleep(0.2)
-            cpu, after = cpu_seconds(pid) - began, spent(pid, names)
+            cpu, end_times = cpu_seconds(pid) - cpu_start, spent(pid, names)
             last = node.status()
             wall = time.monotonic() - wall
         finally:
@@ -199,20 +201,20 @@ def run_node(assignments: Sequence[str], seconds: float, group_size: int) -> Loo
     samples = (last.groups.trained_local - first.groups.trained_local) * group_size
     assert last.last_step is not None
     parts = {
-        name: _per_update(before.get(name, (0.0, 0.0)), sums, updates)
-        for name, sums in after.items()
+        name: _per_update(start_times.get(name, (0.0, 0.0)), sums, updates)
+        for name, sums in end_times.items()
     }
     tokens = last.last_step.tokens * updates / samples
     return LoopFigures(cpu, updates, samples, tokens, wall, parts)
 
 
 def _per_update(
-    before: tuple[float, float], after: tuple[float, float], updates: int
+    start_times: tuple[float, float], end_times: tuple[float, float], updates: int
 ) -> tuple[float, float]:
     """Milliseconds of an update, user and system."""
     return (
-        1e3 * (after[0] - before[0]) / updates,
-        1e3 * (after[1] - before[1]) / updates,
+        1e3 * (end_times[0] - start_times[0]) / updates,
+        1e3 * (end_times[1] - start_times[1]) / updates,
     )
 
 
@@ -238,10 +240,12 @@ def show(pairs: Sequence[tuple[LoopFigures, LoopFigures]]) -> None:
             for kind in (0, 1)
         )
         print(f"  {name:10} {user:6.1f} + {system:.1f}")
-    ratios = [node.rate / bare.rate for bare, node in pairs]
-    without = [node.rate_without("judges") / bare.rate for bare, node in pairs]
+    ratios = [node.rate / loop.rate for loop, node in pairs]
+    net_ratios = [node.rate_without("judges") / loop.rate for loop, node in pairs]
     print(f"ratio, node to bare loop: {statistics.median(ratios):.3f} ({_listed(ratios)})")
-    print(f"the same, judges not counted: {statistics.median(without):.3f} ({_listed(without)})")
+    print(
+        f"the same, judges not counted: {statistics.median(net_ratios):.3f} ({_listed(net_ratios)})"
+    )
 
 
 def _listed(values: Sequence[float]) -> str:
@@ -263,10 +267,11 @@ def main() -> None:
         figures = asyncio.run(BareLoop(settings).run(arguments.seconds))
         print(json.dumps(asdict(figures)))
         return
-    sampling, own = settings.sampling, settings.experience.local
+    sampling, local_groups = settings.sampling, settings.experience.local
     print(
-        f"python {platform.python_version()}, torch {torch.__version__}, one thread; {own} groups "
-        f"of {sampling.group_size} per update; load {os.getloadavg()[0]:.1f} at the start; "
+        f"python {platform.python_version()}, torch {torch.__version__}, one thread; "
+        f"{local_groups} groups of {sampling.group_size} per update; "
+        f"load {os.getloadavg()[0]:.1f} at the start; "
         f"{arguments.seconds:g} CPU seconds each"
     )
     pairs = [

@@ -62,18 +62,18 @@ def child(name: str, place: Path, repetitions: int) -> None:
         TrainRow(tokens(PROMPT), tokens(ANSWER), None, (-1.0) ** n, Provenance.LOCAL)
         for n in range(ROWS)
     ]
-    batch, published = Batch(tuple(rows)), place / "weights"
-    published.mkdir()
+    batch, weights_path = Batch(tuple(rows)), place / "weights"
+    weights_path.mkdir()
     host = TrainerHost(
-        place, place / "checkpoints", published, trainer_settings(**settings), digest=b"d" * 32
+        place, place / "checkpoints", weights_path, trainer_settings(**settings), digest=b"d" * 32
     )
-    waited = [0.0]
+    wait_seconds = [0.0]
     wait = host.core.before_step
 
     def timed() -> None:
-        started = time.perf_counter()
+        start = time.perf_counter()
         wait()
-        waited[0] += time.perf_counter() - started
+        wait_seconds[0] += time.perf_counter() - start
 
     host.core.before_step = timed
     times: dict[str, list[float]] = {"written": [], "stall": [], "alone": [], "beside": []}
@@ -82,19 +82,19 @@ def child(name: str, place: Path, repetitions: int) -> None:
         times["alone"].append(seconds(lambda: host.update(batch)))
         times["written"].append(seconds(lambda: host.checkpoint({})))
         host.update(batch)
-        waited[0] = 0.0
-        begun = seconds(lambda: host.checkpoint({}, wait=False))
+        wait_seconds[0] = 0.0
+        call_seconds = seconds(lambda: host.checkpoint({}, wait=False))
         times["beside"].append(seconds(lambda: host.update(batch)))
-        times["stall"].append(begun + waited[0])
+        times["stall"].append(call_seconds + wait_seconds[0])
     size = host.core.state(b"", {}).bytes
     host.close()
     print(json.dumps({"mb": size / 1e6, **{k: statistics.median(v) for k, v in times.items()}}))
 
 
-def seconds(act: Any) -> float:
-    started = time.perf_counter()
-    act()
-    return time.perf_counter() - started
+def seconds(action: Any) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
 
 
 def write_model(shape: ModelConfig, place: Path) -> None:
@@ -124,12 +124,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.home) as place:
             command = [sys.executable, __file__, "--child", name, place]
             command += ["--repetitions", str(options.repetitions)]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
-        found = json.loads(done.stdout)
+            result = subprocess.run(command, capture_output=True, text=True, check=True)
+        row = json.loads(result.stdout)
         print(
-            f"| {name} | {found['mb']:,.0f} | {found['written']:.2f} | {found['stall']:.3f} | "
-            f"{found['stall'] / found['written']:.3f} | "
-            f"{found['alone']:.1f} / {found['beside']:.1f} |",
+            f"| {name} | {row['mb']:,.0f} | {row['written']:.2f} | {row['stall']:.3f} | "
+            f"{row['stall'] / row['written']:.3f} | "
+            f"{row['alone']:.1f} / {row['beside']:.1f} |",
             flush=True,
         )
 

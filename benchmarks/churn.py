@@ -75,9 +75,9 @@ def answered(node: LightNode) -> int:
 
 async def rate(node: LightNode, seconds: float) -> float:
     """Answered lists per second."""
-    before = answered(node)
+    start_count = answered(node)
     await asyncio.sleep(seconds)
-    return (answered(node) - before) / seconds
+    return (answered(node) - start_count) / seconds
 
 
 def dead(count: int) -> Callable[[ChargingLoop, Path], Coroutine[Any, Any, float]]:
@@ -86,9 +86,9 @@ def dead(count: int) -> Callable[[ChargingLoop, Path], Coroutine[Any, Any, float
         for member in swarm.memberships[LIVE:]:
             swarm.publish(member)
         nodes = [swarm.start(index) for index in range(LIVE)]
-        found = await rate(nodes[-1], 10 * MINUTE)
+        answer_rate = await rate(nodes[-1], 10 * MINUTE)
         await asyncio.gather(*(node.stop() for node in nodes))
-        return found
+        return answer_rate
 
     return main
 
@@ -102,33 +102,33 @@ def kills(count: int) -> Callable[[ChargingLoop, Path], Coroutine[Any, Any, floa
         nodes = [swarm.start(index) for index in range(LIVE + count)]
         await asyncio.sleep(2 * MINUTE)
         async with asyncio.TaskGroup() as group:
-            measured = group.create_task(rate(nodes[LIVE - 1], 2 * MINUTE))
+            rate_task = group.create_task(rate(nodes[LIVE - 1], 2 * MINUTE))
             for node in nodes[LIVE:]:
                 await node.stop()
                 await asyncio.sleep(MINUTE / count)
         await asyncio.gather(*(node.stop() for node in nodes[:LIVE]))
-        return measured.result()
+        return rate_task.result()
 
     return main
 
 
 def stuffed(
-    invented: int, records: int, silent: int
+    invented_count: int, record_count: int, silent_count: int
 ) -> Callable[[ChargingLoop, Path], Coroutine[Any, Any, float]]:
     """A member answers with invented heartbeats only, and the table is full of others."""
 
     async def main(loop: ChargingLoop, place: Path) -> float:
-        swarm = LightSwarm(loop, place, LIVE + 1 + invented + records + silent)
-        others = swarm.memberships[LIVE + 1 :]
-        for member in others[invented:]:
+        swarm = LightSwarm(loop, place, LIVE + 1 + invented_count + record_count + silent_count)
+        extra_members = swarm.memberships[LIVE + 1 :]
+        for member in extra_members[invented_count:]:
             swarm.publish(member)
         nodes = [swarm.start(index) for index in range(LIVE)]
-        hostile = swarm.start(LIVE, HostileNode)
-        assert isinstance(hostile, HostileNode)
-        hostile.named = [heartbeat(member, EPOCH) for member in others[:invented]]
-        found = await rate(nodes[-1], 10 * MINUTE)
-        await asyncio.gather(*(node.stop() for node in [*nodes, hostile]))
-        return found
+        attacker = swarm.start(LIVE, HostileNode)
+        assert isinstance(attacker, HostileNode)
+        attacker.named = [heartbeat(member, EPOCH) for member in extra_members[:invented_count]]
+        answer_rate = await rate(nodes[-1], 10 * MINUTE)
+        await asyncio.gather(*(node.stop() for node in [*nodes, attacker]))
+        return answer_rate
 
     return main
 
@@ -151,27 +151,27 @@ def scale(
             "many": [LightSwarm(loop, place, count)],
         }
         nodes: dict[str, list[LightNode]] = {}
-        for account, alike in swarms.items():
+        for account, group in swarms.items():
             ACCOUNT.set(account)  # the tasks that begin now inherit it
-            nodes[account] = [s.start(index) for s in alike for index in range(len(s.memberships))]
+            nodes[account] = [s.start(index) for s in group for index in range(len(s.memberships))]
 
         def taken(account: str) -> tuple[int, float]:
             ACCOUNT.set(account)
             networks = [swarm.network for swarm in swarms[account]]
-            moved = sum(n.bytes_sent.total() + n.bytes_received.total() for n in networks)
-            return moved, loop.spent()
+            byte_count = sum(n.bytes_sent.total() + n.bytes_received.total() for n in networks)
+            return byte_count, loop.spent()
 
         await asyncio.sleep(2 * MINUTE)
-        before = {account: taken(account) for account in swarms}
+        start_usage = {account: taken(account) for account in swarms}
         await asyncio.sleep(2 * MINUTE)
-        after = {account: taken(account) for account in swarms}
-        for node in [node for alike in nodes.values() for node in alike]:
+        end_usage = {account: taken(account) for account in swarms}
+        for node in [node for group in nodes.values() for node in group]:
             await node.stop()
         gc.enable()
         return {
             account: tuple(
                 (end - begin) / len(nodes[account]) / 2
-                for begin, end in zip(before[account], after[account], strict=True)
+                for begin, end in zip(start_usage[account], end_usage[account], strict=True)
             )
             for account in swarms
         }
@@ -188,7 +188,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", nargs="*", default=["dead", "kills", "stuffed", "scale"])
     parser.add_argument("--nodes", type=int, default=1000)
-    wanted = parser.parse_args()
+    options = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     random.seed(0)
     cases = {
@@ -196,18 +196,20 @@ def main() -> None:
         "kills": [("100 kills a minute", kills(100))],
         "stuffed": [("100 invented, 5,000 records, 100 dead", stuffed(100, 5000, 100))],
     }
-    chosen = [case for what in wanted.what for case in cases.get(what, [])]
-    alone = measure(dead(0)) if chosen else 0.0
-    for name, scenario in [("undisturbed", dead(0)), *chosen] if chosen else []:
-        found = measure(scenario)
-        print(f"{name:38} {found:.2f} lists/s, ratio {found / alone:.2f}", flush=True)
-    if "scale" in wanted.what:
-        costs = measure(scale(wanted.nodes))
+    scenarios = [case for kind in options.what for case in cases.get(kind, [])]
+    base_rate = measure(dead(0)) if scenarios else 0.0
+    for name, scenario in [("undisturbed", dead(0)), *scenarios] if scenarios else []:
+        answer_rate = measure(scenario)
+        print(
+            f"{name:38} {answer_rate:.2f} lists/s, ratio {answer_rate / base_rate:.2f}", flush=True
+        )
+    if "scale" in options.what:
+        costs = measure(scale(options.nodes))
         for name, index, unit, factor in (("bytes", 0, "kB", 1e-3), ("CPU", 1, "ms", 1e3)):
-            few, many = (costs[account][index] * factor for account in ("few", "many"))
+            few_cost, many_cost = (costs[account][index] * factor for account in ("few", "many"))
             print(
-                f"{name} a node and minute: {few:.1f} {unit} of {SMALL} nodes, "
-                f"{many:.1f} {unit} of {wanted.nodes:,}, ratio {many / few:.2f}"
+                f"{name} a node and minute: {few_cost:.1f} {unit} of {SMALL} nodes, "
+                f"{many_cost:.1f} {unit} of {options.nodes:,}, ratio {many_cost / few_cost:.2f}"
             )
 
 

@@ -59,20 +59,20 @@ class FalseReplies:
     def render(self, task: Task) -> str:
         return self._games.render(task)
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        reply = self._games.reply(task, said)
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+        reply = self._games.reply(task, completions)
         if reply is None:
             return None
-        named = f"{task.ref.family}/{task.ref.seed}/{said}".encode()
-        drawn = int.from_bytes(hashlib.sha256(named).digest()[:8], "big")
+        key = f"{task.ref.family}/{task.ref.seed}/{completions}".encode()
+        number = int.from_bytes(hashlib.sha256(key).digest()[:8], "big")
         if reply.isdigit():
-            return str((10 + drawn % 90) * (10 + drawn // 90 % 90))
+            return str((10 + number % 90) * (10 + number // 90 % 90))
         if task.ref.family == "weigh":
-            return ("left is heavier", "right is heavier", "equal")[drawn % 3]
-        return ("higher", "lower")[drawn % 2]
+            return ("left is heavier", "right is heavier", "equal")[number % 3]
+        return ("higher", "lower")[number % 2]
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
-        return self._games.judge(task, said)
+    def judge(self, task: Task, completions: Sequence[str]) -> float:
+        return self._games.judge(task, completions)
 
 
 class ThreeTurns:
@@ -88,11 +88,11 @@ class ThreeTurns:
     def render(self, task: Task) -> str:
         return f"Guess my number from {task.payload} to {task.payload + 2}."
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
-        return ("higher", "lower")[hashlib.sha256(said[-1].encode()).digest()[0] % 2]
+    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+        return ("higher", "lower")[hashlib.sha256(completions[-1].encode()).digest()[0] % 2]
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
-        return float(hashlib.sha256(said[-1].encode()).digest()[1] % 2)
+    def judge(self, task: Task, completions: Sequence[str]) -> float:
+        return float(hashlib.sha256(completions[-1].encode()).digest()[1] % 2)
 
 
 class Learner:
@@ -104,9 +104,9 @@ class Learner:
             CausalLM.from_directory(model.directory), model.codec, inline=True
         )
         (place / "weights").mkdir(parents=True)
-        trained = replace(trainer_settings(settings), device="cpu", dtype="float32")
+        train_settings = replace(trainer_settings(settings), device="cpu", dtype="float32")
         self._trainer = InlineTrainer(
-            model.directory, place / "checkpoints", place / "weights", trained
+            model.directory, place / "checkpoints", place / "weights", train_settings
         )
         self.start = self._trainer.start
         self._take(games)
@@ -116,8 +116,10 @@ class Learner:
         self._host = InlineEnvironmentHost(self._environment)
         self._player = Player(self._sampler, self._model.codec, self._replay, SYSTEM_CLOCK)
 
-    async def _replay(self, ref: TaskRef, said: Sequence[Transcript]) -> list[ReplayedDialogue]:
-        return list((await self._host.replay(ref, said)).dialogues)
+    async def _replay(
+        self, ref: TaskRef, transcripts: Sequence[Transcript]
+    ) -> list[ReplayedDialogue]:
+        return list((await self._host.replay(ref, transcripts)).dialogues)
 
     async def _play(
         self, refs: Sequence[TaskRef], n: int, draw: int
@@ -147,12 +149,14 @@ class Learner:
         are given."""
         if games is not None:
             self._take(games)
-        found = {}
+        rewards = {}
         for family in self._environment.families:
             refs = [self._ref(family, held_out_seed("benchmark", n)) for n in range(tasks)]
-            _, played = await self._play(refs, 1, 1)
-            found[family] = float(np.mean([each.last_replay.reward for (each,) in played]))
-        return found
+            _, dialogues = await self._play(refs, 1, 1)
+            rewards[family] = float(
+                np.mean([dialogue.last_replay.reward for (dialogue,) in dialogues])
+            )
+        return rewards
 
     async def update(self, number: int, groups: int) -> Batch:
         """Play `groups` tasks, train on them, and return what was trained on."""
@@ -162,10 +166,14 @@ class Learner:
             for n in range(groups)
         ]
         codec = self._model.codec
-        prompts, played = await self._play(refs, self._settings.sampling.group_size, number)
-        own = [self._group(*each) for each in zip(refs, prompts, played, strict=True)]
+        prompts, dialogues = await self._play(refs, self._settings.sampling.group_size, number)
+        local_groups = [self._group(*parts) for parts in zip(refs, prompts, dialogues, strict=True)]
         batch = build_batch(
-            own, codec.encode_prompt, codec.encode_answer, codec.eos_id, bridge=codec.bridge
+            local_groups,
+            codec.encode_prompt,
+            codec.encode_answer,
+            codec.eos_id,
+            bridge=codec.bridge,
         )
         result = await self._trainer.update(batch)
         await self._sampler.load(result.weights, self._trainer.version)
@@ -174,98 +182,107 @@ class Learner:
     def _group(
         self, ref: TaskRef, prompt: str, dialogues: Sequence[PlayedDialogue]
     ) -> VerifiedGroup:
-        rewards = tuple(each.last_replay.reward for each in dialogues)
+        rewards = tuple(dialogue.last_replay.reward for dialogue in dialogues)
         version = self._sampler.version
         group = RolloutGroup(
             ref,
             replace(self._model.policy, version=version),
-            tuple(joined(each.turns) for each in dialogues),
+            tuple(joined(dialogue.turns) for dialogue in dialogues),
             rewards,
         )
-        replies = tuple(tuple(each.replies) for each in dialogues)
-        named = f"{ref.seed}/{version}".encode()
+        replies = tuple(tuple(dialogue.replies) for dialogue in dialogues)
+        group_id = f"{ref.seed}/{version}".encode()
         return VerifiedGroup(
-            named, "own", Provenance.LOCAL, group, prompt, rewards, version, replies
+            group_id, "own", Provenance.LOCAL, group, prompt, rewards, version, replies
         )
 
 
 def by_turn(rows: Sequence[TrainRow]) -> list[TrainRow]:
     """The same dialogues with a row for each turn: its prompt is all that was read before."""
-    found = []
+    turn_rows = []
     for row in rows:
-        read, begin = row.prompt_ids, 0
-        for end, given in (*row.observations, (row.completion_ids.size, ())):
-            said = row.completion_ids[begin:end]
-            found.append(
+        context_ids, begin = row.prompt_ids, 0
+        for end, observation in (*row.observations, (row.completion_ids.size, ())):
+            turn_ids = row.completion_ids[begin:end]
+            turn_rows.append(
                 replace(
                     row,
-                    prompt_ids=read,
-                    completion_ids=said,
+                    prompt_ids=context_ids,
+                    completion_ids=turn_ids,
                     observations=(),
                     logprobs=None,
                     versions=None,
                 )
             )
-            read, begin = np.concatenate([read, said, np.asarray(given, np.uint32)]), end
-    return found
+            context_ids, begin = (
+                np.concatenate([context_ids, turn_ids, np.asarray(observation, np.uint32)]),
+                end,
+            )
+    return turn_rows
 
 
 def cost(model: Model, rows: Sequence[TrainRow]) -> tuple[int, float, torch.Tensor]:
     """Tokens of the rows, CPU milliseconds of forward and backward, and the gradient."""
     policy = CausalLM.from_directory(model.directory)
     weights = torch.cat([torch.full((row.completion_ids.size,), row.advantage) for row in rows])
-    began = time.process_time()
+    start = time.process_time()
     torch.autograd.backward((completion_logprobs(policy, rows, 1.0) * weights).sum())
-    took = 1000 * (time.process_time() - began)
+    milliseconds = 1000 * (time.process_time() - start)
     gradient = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
-    return sum(map(len, rows)), took, gradient
+    return sum(map(len, rows)), milliseconds, gradient
 
 
 def show_rows(model: Model, rows: Sequence[TrainRow]) -> None:
     """Print what a row for a dialogue saves."""
     cost(model, rows[:1])  # the first product of a process takes longer
-    tokens, took, gradient = cost(model, rows)
-    more, longer, other = cost(model, by_turn(rows))
-    gap = float((gradient - other).abs().max() / gradient.abs().max())
+    tokens, row_ms, gradient = cost(model, rows)
+    turn_tokens, turn_ms, turn_gradient = cost(model, by_turn(rows))
+    gap = float((gradient - turn_gradient).abs().max() / gradient.abs().max())
     print(
-        f"{len(rows)} dialogues: {tokens} tokens and {took:.0f} ms in a row each, {more} and "
-        f"{longer:.0f} ms in a row for each turn ({tokens / more:.2f}); gradients differ by "
-        f"{gap:.0e} of the largest"
+        f"{len(rows)} dialogues: {tokens} tokens and {row_ms:.0f} ms in a row each, "
+        f"{turn_tokens} and {turn_ms:.0f} ms in a row for each turn ({tokens / turn_tokens:.2f}); "
+        f"gradients differ by {gap:.0e} of the largest"
     )
 
 
-async def three_turns(model: Model, given: argparse.Namespace) -> None:
+async def three_turns(model: Model, options: argparse.Namespace) -> None:
     """Show what a row for a dialogue saves at three turns."""
-    settings = load_settings({"run.seed": given.seed, **parse_assignments(given.set)}, environ={})
+    settings = load_settings(
+        {"run.seed": options.seed, **parse_assignments(options.set)}, environ={}
+    )
     with tempfile.TemporaryDirectory() as place:
         learner = Learner(model, ThreeTurns(), settings, Path(place))
         await learner.start()
-        rows = (await learner.update(0, given.groups)).rows
+        rows = (await learner.update(0, options.groups)).rows
         show_rows(model, [row for row in rows if len(row.observations) == 2])
 
 
-async def curve(name: str, model: Model, games: Dialogue, given: argparse.Namespace) -> None:
-    settings = load_settings({"run.seed": given.seed, **parse_assignments(given.set)}, environ={})
+async def curve(name: str, model: Model, games: Dialogue, options: argparse.Namespace) -> None:
+    settings = load_settings(
+        {"run.seed": options.seed, **parse_assignments(options.set)}, environ={}
+    )
     with tempfile.TemporaryDirectory() as place:
         learner = Learner(model, games, settings, Path(place))
         await learner.start()
-        spent, longest = 0.0, Batch(())
-        for number in range(given.updates + 1):
-            if number % given.every == 0 or number == given.updates:
-                found = await learner.measure(given.tasks)
-                shown = "  ".join(f"{family} {value:.3f}" for family, value in found.items())
-                print(f"{name:5}  {number:5} updates {spent:5.0f} CPU s  {shown}", flush=True)
-            if number == given.updates:
+        cpu_time, longest_batch = 0.0, Batch(())
+        for number in range(options.updates + 1):
+            if number % options.every == 0 or number == options.updates:
+                rewards = await learner.measure(options.tasks)
+                line = "  ".join(f"{family} {value:.3f}" for family, value in rewards.items())
+                print(f"{name:5}  {number:5} updates {cpu_time:5.0f} CPU s  {line}", flush=True)
+            if number == options.updates:
                 break
-            began = time.process_time()
-            batch = await learner.update(number, given.groups)
-            spent += time.process_time() - began
-            longest = max(longest, batch, key=lambda each: sum(map(len, each.rows)))
+            start = time.process_time()
+            batch = await learner.update(number, options.groups)
+            cpu_time += time.process_time() - start
+            longest_batch = max(
+                longest_batch, batch, key=lambda candidate: sum(map(len, candidate.rows))
+            )
         if name == "true":
-            found = await learner.measure(given.tasks, FalseReplies(games))
-            shown = "  ".join(f"{family} {value:.3f}" for family, value in found.items())
-            print(f"the same model, told false replies     {shown}")
-            show_rows(model, longest.rows)
+            rewards = await learner.measure(options.tasks, FalseReplies(games))
+            line = "  ".join(f"{family} {value:.3f}" for family, value in rewards.items())
+            print(f"the same model, told false replies     {line}")
+            show_rows(model, longest_batch.rows)
 
 
 def main() -> None:
@@ -279,16 +296,16 @@ def main() -> None:
     parser.add_argument("--only", choices=("true", "false"))
     parser.add_argument("--set", action="append", default=[], help="a setting, KEY=VALUE")
     parser.add_argument("--three-turns", action="store_true", help="the cost of rows alone")
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
-    directory = resolve(given.model)
-    model = Model.read(given.model, directory)
-    if given.three_turns:
-        asyncio.run(three_turns(model, given))
+    directory = resolve(options.model)
+    model = Model.read(options.model, directory)
+    if options.three_turns:
+        asyncio.run(three_turns(model, options))
         return
     for name, games in (("true", create()), ("false", FalseReplies(create()))):
-        if given.only in (None, name):
-            asyncio.run(curve(name, model, games, given))
+        if options.only in (None, name):
+            asyncio.run(curve(name, model, games, options))
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def paragraphs() -> list[str]:
     for page in sorted((REPOSITORY / "docs").rglob("*.md")):
         for number, part in enumerate(page.read_text(encoding="utf-8").split("```")):
             if number % 2 == 0:
-                texts += [" ".join(each.split()) for each in part.split("\n\n")]
+                texts += [" ".join(block.split()) for block in part.split("\n\n")]
     return [text for text in texts if len(text) >= LETTERS and text[0].isalpha()]
 
 
@@ -77,13 +77,15 @@ def losses(model: Path, home: Path | None, texts: Sequence[str]) -> list[tuple[f
     return sums
 
 
-def perplexities(before: list[tuple[float, int]], after: list[tuple[float, int]]) -> dict[str, Any]:
+def perplexities(
+    base_losses: list[tuple[float, int]], trained_losses: list[tuple[float, int]]
+) -> dict[str, Any]:
     """Perplexity before and after, and their ratio with its interval."""
-    old, new = (np.array([nats for nats, _ in each]) for each in (before, after))
-    count = np.array([tokens for _, tokens in before])
+    old, new = (np.array([nats for nats, _ in pairs]) for pairs in (base_losses, trained_losses))
+    count = np.array([tokens for _, tokens in base_losses])
     rng = np.random.default_rng(0)
-    drawn = rng.integers(0, len(count), (RESAMPLES, len(count)))
-    ratios = np.exp((new[drawn].sum(1) - old[drawn].sum(1)) / count[drawn].sum(1))
+    indices = rng.integers(0, len(count), (RESAMPLES, len(count)))
+    ratios = np.exp((new[indices].sum(1) - old[indices].sum(1)) / count[indices].sum(1))
     low, high = np.quantile(ratios, [0.025, 0.975])
     return {
         "paragraphs": len(count),

@@ -45,12 +45,12 @@ def batch_of(case: str, vocabulary: int, groups: int, seed: int) -> Batch:
     prompt, mean = CASES[case] if ON_GPU else tuple(part // 16 for part in CASES[case])
     rng, rows = np.random.default_rng(seed), []
     for group in range(groups):
-        asked = rng.integers(3, vocabulary, prompt).astype(np.uint32)
+        prompt_ids = rng.integers(3, vocabulary, prompt).astype(np.uint32)
         for number in range(ANSWERS):
             size = int(min(1 + rng.geometric(1 / mean), LONGEST))
             answer = rng.integers(3, vocabulary, size).astype(np.uint32)
             rows.append(
-                TrainRow(asked, answer, None, (-1.0) ** number, Provenance.LOCAL, group=group)
+                TrainRow(prompt_ids, answer, None, (-1.0) ** number, Provenance.LOCAL, group=group)
             )
     return Batch(tuple(rows))
 
@@ -73,9 +73,9 @@ def measure_case(core: TrainerCore, case: str, arguments: argparse.Namespace) ->
     for _ in range(2):
         seconds = []
         for batch in batches:
-            began = time.perf_counter()
+            start = time.perf_counter()
             stats = core.update(batch)
-            seconds.append(time.perf_counter() - began)
+            seconds.append(time.perf_counter() - start)
             assert stats.skipped is None, stats.skipped
             halvings += stats.halvings
             tell(case=case, flash=DEPRIORITIZED in os.environ, update_s=seconds[-1])
@@ -97,8 +97,8 @@ def run_child(arguments: argparse.Namespace, flash: bool) -> list[dict[str, Any]
     command += ["--updates", str(arguments.updates), "--groups", str(arguments.groups)]
     environment = {key: value for key, value in os.environ.items() if key != DEPRIORITIZED}
     environment |= {DEPRIORITIZED: "1"} if flash else {}
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    result = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=True)
+    return list(json.loads(result.stdout.splitlines()[-1]))
 
 
 def main() -> None:
@@ -114,19 +114,19 @@ def main() -> None:
     faults = []
     for flash in (False, True) if ON_GPU else (False,):
         choice = "flash" if flash else "torch's choice"
-        for found in run_child(arguments, flash):
-            case = found["case"]
-            first, second = (statistics.median(found[f"{n}_pass_s"]) for n in ("first", "second"))
-            tell(attention=choice, **found)
+        for figures in run_child(arguments, flash):
+            case = figures["case"]
+            first, second = (statistics.median(figures[f"{n}_pass_s"]) for n in ("first", "second"))
+            tell(attention=choice, **figures)
             print(
                 f"{case}, {choice}: {first:.2f} s an update of new shapes, {second:.2f} s of "
-                f"known, {found['rows']} rows in {found['sequences']} sequences, "
-                f"{found['peak_mib']:,.0f} MiB",
+                f"known, {figures['rows']} rows in {figures['sequences']} sequences, "
+                f"{figures['peak_mib']:,.0f} MiB",
                 flush=True,
             )
-            if found["halvings"]:
+            if figures["halvings"]:
                 faults.append(f"{case}, {choice}: micro-batches were halved")
-            if case == "shared prompts" and found["sequences"] == found["rows"]:
+            if case == "shared prompts" and figures["sequences"] == figures["rows"]:
                 faults.append("answers were not packed with the prompt that they share")
     if faults:
         print("FAIL because " + "; ".join(faults))

@@ -76,22 +76,22 @@ def bare_rates(
     plan: EnginePlan, view: Path, prompts: list[tuple[int, ...]], new: int, repetitions: int
 ) -> list[float]:
     """Tokens per second of vLLM by itself; its weights are arbitrary, which costs the same."""
-    given = {
+    request = {
         "arguments": engine_arguments(plan, view),
         "group": GROUP,
         "new": new,
         "prompts": prompts,
         "repetitions": repetitions,
     }
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", BARE],
-        input=json.dumps(given),
+        input=json.dumps(request),
         capture_output=True,
         text=True,
         env={**os.environ, **engine_environment(plan)},
         check=True,
     )
-    line = next(line for line in done.stdout.splitlines() if line.startswith("RATES"))
+    line = next(line for line in result.stdout.splitlines() if line.startswith("RATES"))
     rates: list[float] = json.loads(line.removeprefix("RATES"))
     return rates
 
@@ -107,28 +107,28 @@ async def sampler_rates(
         ]
         start = time.perf_counter()
         groups = await sampler.sample(requests)
-        tokens = sum(len(one.token_ids) for group in groups for one in group)
+        tokens = sum(len(completion.token_ids) for group in groups for completion in group)
         rates.append(tokens / (time.perf_counter() - start))
     return rates[1:]
 
 
 async def built_in_rates(
-    path: Path, codec: Codec, where: Placement, plan: EnginePlan, arguments: argparse.Namespace
+    path: Path, codec: Codec, placement: Placement, plan: EnginePlan, arguments: argparse.Namespace
 ) -> None:
     """The built-in sampler by CUDA graphs, and by the same steps launched one by one."""
     prompts = prompts_of(arguments.rows // GROUP, codec.vocab_size)
     shape = CacheShape(plan.max_rows, -(-(PROMPT + arguments.new) // 8) * 8)
-    for how, given in (("graphs", shape), ("eager", None)):
-        if how == "graphs" and where.device == "cpu":
+    for mode, cache_shape in (("graphs", shape), ("eager", None)):
+        if mode == "graphs" and placement.device == "cpu":
             continue
-        sampler = TorchSampler.from_directory(path, where, codec=codec, shape=given)
+        sampler = TorchSampler.from_directory(path, placement, codec=codec, shape=cache_shape)
         try:
             rates = await sampler_rates(sampler, prompts, arguments.new, arguments.repetitions)
         finally:
             await sampler.close()
         rate = statistics.median(rates)
-        print(f"built in   {rate:.0f} tok/s ({how}; {dict(sampler.faults)})")
-        tell(sampler="built in", how=how, tokens_per_s=round(rate), faults=dict(sampler.faults))
+        print(f"built in   {rate:.0f} tok/s ({mode}; {dict(sampler.faults)})")
+        tell(sampler="built in", how=mode, tokens_per_s=round(rate), faults=dict(sampler.faults))
 
 
 def memory_mib(pid: int) -> float:
@@ -158,24 +158,24 @@ async def sync_times(
     return syncs[1:]
 
 
-def print_syncs(how: str, syncs: list[Sync]) -> None:
-    taken, paused = (
+def print_syncs(mode: str, syncs: list[Sync]) -> None:
+    total, pause = (
         statistics.median(getattr(sync, part) for sync in syncs) for part in ("seconds", "paused")
     )
     print(
-        f"sync       {taken * 1e3:.0f} ms in all, {paused * 1e3:.0f} ms without generation ({how})"
+        f"sync       {total * 1e3:.0f} ms in all, {pause * 1e3:.0f} ms without generation ({mode})"
     )
     difference = max(sync.difference for sync in syncs)
     print(f"canary     mean difference {difference:.2g}")
-    tell(sync=how, seconds=taken, paused_seconds=paused, canary=difference)
+    tell(sync=mode, seconds=total, paused_seconds=pause, canary=difference)
 
 
 async def measure(arguments: argparse.Namespace) -> None:
     path = resolve(arguments.model)
     model, codec = endless(path)
-    where = place("auto", "auto", hardware())
+    placement = place("auto", "auto", hardware())
     plan = plan_engine(
-        model.config, placement=where, max_rows=arguments.rows, max_new_tokens=arguments.new
+        model.config, placement=placement, max_rows=arguments.rows, max_new_tokens=arguments.new
     )
     prompts = prompts_of(arguments.rows // GROUP, model.config.vocab_size)
     sampler = VllmSampler(model.config, codec, plan)
@@ -183,9 +183,11 @@ async def measure(arguments: argparse.Namespace) -> None:
         store = WeightStore(Path(directory))
         try:
             print_syncs("files", await sync_times(sampler, store, model, 0, None))
-            if where.device != "cpu":
-                print_syncs("ipc", await sync_times(sampler, store, model, 4, DeviceBuffers(where)))
-            ours = await sampler_rates(sampler, prompts, arguments.new, arguments.repetitions)
+            if placement.device != "cpu":
+                print_syncs(
+                    "ipc", await sync_times(sampler, store, model, 4, DeviceBuffers(placement))
+                )
+            node_rates = await sampler_rates(sampler, prompts, arguments.new, arguments.repetitions)
             assert sampler.pid is not None
             resident = memory_mib(sampler.pid)
             view = Path(directory) / "view"
@@ -194,21 +196,26 @@ async def measure(arguments: argparse.Namespace) -> None:
             write_view(model.config, padding, view)
         finally:
             await sampler.close()
-        bare = bare_rates(plan, view, prompts, arguments.new, arguments.repetitions)
-    fast, slow = statistics.median(bare), statistics.median(ours)
-    print(f"device {where.device}, {plan.dtype}, {arguments.rows} rows of {arguments.new} tokens")
-    print(f"sampling   node {slow:.0f} tok/s, bare vLLM {fast:.0f} tok/s, ratio {slow / fast:.2f}")
+        vllm_rates = bare_rates(plan, view, prompts, arguments.new, arguments.repetitions)
+    vllm_rate, node_rate = statistics.median(vllm_rates), statistics.median(node_rates)
+    print(
+        f"device {placement.device}, {plan.dtype}, {arguments.rows} rows of {arguments.new} tokens"
+    )
+    print(
+        f"sampling   node {node_rate:.0f} tok/s, bare vLLM {vllm_rate:.0f} tok/s, "
+        f"ratio {node_rate / vllm_rate:.2f}"
+    )
     print(f"memory     engine {resident:.0f} MiB resident")
     tell(
         sampler="vLLM",
-        tokens_per_s=round(slow),
-        bare_tokens_per_s=round(fast),
+        tokens_per_s=round(node_rate),
+        bare_tokens_per_s=round(vllm_rate),
         resident_mib=resident,
     )
-    if where.device != "cpu":
+    if placement.device != "cpu":
         free, total = torch.cuda.mem_get_info()
         print(f"           device {(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB in use")
-    await built_in_rates(path, codec, where, plan, arguments)
+    await built_in_rates(path, codec, placement, plan, arguments)
 
 
 if __name__ == "__main__":

@@ -116,25 +116,25 @@ def used_by_process() -> Counter[int]:
         pynvml = import_module("pynvml")
         pynvml.nvmlInit()
         gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(gpu)
     except Exception as error:  # noqa: BLE001 - of many types; the figure is missing then
         print(f"NVML: {error}", file=sys.stderr)
         return Counter()
-    return Counter({each.pid: each.usedGpuMemory or 0 for each in running})
+    return Counter({process.pid: process.usedGpuMemory or 0 for process in processes})
 
 
 def tell_processes(name: str, memory: MemoryPeak, allocators: Path) -> None:
     """Tell what each process of a node took of the GPU at most, and what torch's allocator held of
     that (allocator/sitecustomize.py)."""
     for file in allocators.glob("*.json"):
-        found = json.loads(file.read_text())
+        record = json.loads(file.read_text())
         tell(
             node=name,
-            process=" ".join(found["command"])[-120:],
+            process=" ".join(record["command"])[-120:],
             used_mib=memory.used[int(file.stem)] / _MIB,
-            reserved_mib=found["reserved_peak"] / _MIB,
-            allocated_mib=found["allocated_peak"] / _MIB,
-            retries=found["retries"],
+            reserved_mib=record["reserved_peak"] / _MIB,
+            allocated_mib=record["allocated_peak"] / _MIB,
+            retries=record["retries"],
         )
 
 
@@ -146,10 +146,10 @@ class Filler:
 
     def leave(self, gib: float, *peaks: MemoryPeak) -> None:
         """Hold so much that `gib` GiB are free, 0 for nothing. `peaks` do not count the change."""
-        before, self._held = self._bytes, None
+        previous_bytes, self._held = self._bytes, None
         self._held, self.free = leave(gib)
         for peak in peaks:
-            peak.free += before - self._bytes
+            peak.free += previous_bytes - self._bytes
 
     @property
     def _bytes(self) -> int:
@@ -180,12 +180,12 @@ class WatchedNode:
         Raises:
             RuntimeError: the node ended.
         """
-        ended = self.node.process.poll()
+        exit_code = self.node.process.poll()
         with suppress(SwarmNodeError):  # not yet, or too busy to answer
             self.snapshot = self.node.status()
         for event in self.node.events():
             self._take(event)
-        if ended is not None:
+        if exit_code is not None:
             raise RuntimeError(f"the node ended:\n{self.node.log.read_text()[-3000:]}")
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -202,8 +202,12 @@ class WatchedNode:
 
     def _tell(self, event: dict[str, Any]) -> None:
         now = self.snapshot
-        busy, tokens = (now.busy, now.tokens) if now else (None, None)
-        sampled = tokens.sampled / busy.sampler if tokens and busy and busy.sampler else None
+        busy_times, tokens = (now.busy, now.tokens) if now else (None, None)
+        token_rate = (
+            tokens.sampled / busy_times.sampler
+            if tokens and busy_times and busy_times.sampler
+            else None
+        )
         names = ("seconds", "tokens", "mean_abs_delta", "mean_reward", "grad_norm")
         figures = {
             **{
@@ -214,11 +218,11 @@ class WatchedNode:
             },
             **{name: event[name] for name in (*names, "halvings", "external", "skipped")},
             **{"planned_mib": self.planned / _MIB, "peak_mib": self.memory.taken / _MIB},
-            **{"sampled_tokens_per_s": sampled, "graphs": self.graphs},
+            **{"sampled_tokens_per_s": token_rate, "graphs": self.graphs},
             "faults": now.faults if now else {},
         }
         tell(**figures)
-        speed = f", {sampled:,.0f} tokens/s sampled" if sampled else ""
+        speed = f", {token_rate:,.0f} tokens/s sampled" if token_rate else ""
         print(
             f"{self.name}: update {event['steps']} in {event['seconds']:.2f} s{speed}, "
             f"KL {event['mismatch_kl']:.1g}, peak {self.memory.taken / _MIB:,.0f} MiB",
@@ -228,20 +232,22 @@ class WatchedNode:
 
 def node_faults(watched: WatchedNode) -> list[str]:
     """Why the node did not run as it should, in words; empty if it did."""
-    snapshot, found = watched.snapshot, []
+    snapshot, reasons = watched.snapshot, []
     faults = Counter(snapshot.faults if snapshot else {})
-    found += [f"{WORDS.get(name, name)} ({count} times)" for name, count in faults.items() if count]
+    reasons += [
+        f"{WORDS.get(name, name)} ({count} times)" for name, count in faults.items() if count
+    ]
     if snapshot and "failed" in snapshot.engine:
-        found.append(f"a fallback was taken: {snapshot.engine}")
+        reasons.append(f"a fallback was taken: {snapshot.engine}")
     kl = watched.updates[0]["mismatch_kl"] if watched.updates else 0.0
     if not kl <= MOST_KL:  # NaN is no agreement
-        found.append(f"sampler and trainer disagree: KL {kl:.2g} in the first update")
-    skipped = Counter(each.get("skipped") for each in watched.updates)
-    del skipped[None], skipped[_NO_ADVANTAGE]
-    found += [f"{count} updates were skipped: {why}" for why, count in skipped.items()]
+        reasons.append(f"sampler and trainer disagree: KL {kl:.2g} in the first update")
+    skip_counts = Counter(update.get("skipped") for update in watched.updates)
+    del skip_counts[None], skip_counts[_NO_ADVANTAGE]
+    reasons += [f"{count} updates were skipped: {reason}" for reason, count in skip_counts.items()]
     if ON_GPU and not watched.graphs:
-        found.append("no CUDA graph was captured")
-    return found
+        reasons.append("no CUDA graph was captured")
+    return reasons
 
 
 def memory_faults(memory: MemoryPeak, planned: int, context: int, nodes: int = 1) -> list[str]:
@@ -250,8 +256,8 @@ def memory_faults(memory: MemoryPeak, planned: int, context: int, nodes: int = 1
     planned += 2 * nodes * max(0, context - CONTEXT)
     if memory.taken * (1 - SPARE) <= planned:
         return []
-    taken, planned = memory.taken // _MIB, planned // _MIB
-    return [f"{taken:,} MiB were taken where {planned:,} are planned"]
+    taken_mib, planned = memory.taken // _MIB, planned // _MIB
+    return [f"{taken_mib:,} MiB were taken where {planned:,} are planned"]
 
 
 @contextmanager
@@ -280,15 +286,15 @@ def running_node(
 def environment(allocators: Path) -> Iterator[None]:
     """Variables by which processes that start meanwhile write there what their allocators hold."""
     allocators.mkdir()
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ALLOCATOR), before]))
+    previous_path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ALLOCATOR), previous_path]))
     os.environ["ALLOCATORS"] = str(allocators)
     try:
         yield
     finally:
         del os.environ["ALLOCATORS"], os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
+        if previous_path is not None:
+            os.environ["PYTHONPATH"] = previous_path
 
 
 def seconds_left() -> float:
@@ -303,15 +309,15 @@ def run_until(watched: WatchedNode, updates: int, seconds: float = 600.0) -> Non
     Raises:
         RuntimeError: the first takes longer than a start may, or all longer than `seconds`.
     """
-    began = time.monotonic()
+    start = time.monotonic()
     while watched.made < updates or not watched.updates:
         watched.poll()
-        waited = time.monotonic() - began
+        elapsed = time.monotonic() - start
         if seconds_left() < 0 and watched.made >= _LEAST_UPDATES and watched.updates:
             break
-        if waited > (seconds if watched.updates else min(seconds, _START_SECONDS)):
+        if elapsed > (seconds if watched.updates else min(seconds, _START_SECONDS)):
             log = watched.node.log.read_text()[-3000:]
-            raise RuntimeError(f"{watched.made} updates after {waited:.0f} s:\n{log}")
+            raise RuntimeError(f"{watched.made} updates after {elapsed:.0f} s:\n{log}")
         time.sleep(_POLL_SECONDS)
     watched.poll()
 
@@ -338,7 +344,7 @@ def real(arguments: argparse.Namespace) -> list[str]:
     """A pretrained model with the tasks and settings that it gets by default."""
     model = Path(arguments.model)
     settings = {"model": model.absolute() if model.exists() else model, "run.eval_seconds": 15}
-    settings |= dict(each.split("=", 1) for each in arguments.set)
+    settings |= dict(assignment.split("=", 1) for assignment in arguments.set)
     with running_node("real", settings) as watched:
         run_for(watched, arguments.updates or sys.maxsize, arguments.seconds)
         evals = run_until_evaluated(watched, watched.updates[-1]["version"])
@@ -351,12 +357,12 @@ def learning_faults(watched: WatchedNode, evals: list[EvalPoint]) -> list[str]:
     """Why the node did not learn or run as it should; tells its rewards on unseen tasks."""
     rewards = [point.reward for point in evals]
     tell(rewards=rewards, versions=[point.version for point in evals])
-    found = node_faults(watched)
+    reasons = node_faults(watched)
     if not rewards or rewards[-1] < rewards[0] + LEAST_RISE:
-        found.append(f"reward on unseen tasks did not rise: {rewards}")
+        reasons.append(f"reward on unseen tasks did not rise: {rewards}")
     else:
         print(f"reward on unseen tasks: {rewards[0]:.2f} to {rewards[-1]:.2f}")
-    return found
+    return reasons
 
 
 def run_until_evaluated(
@@ -380,7 +386,7 @@ def model_of(arguments: argparse.Namespace) -> Path:
 def settings_of(arguments: argparse.Namespace) -> dict[str, Any]:
     """The default settings with the model of random weights, and those of `--set`."""
     settings = {"model": model_of(arguments), "environment.name": "hashed_questions:create"}
-    return settings | dict(each.split("=", 1) for each in arguments.set)
+    return settings | dict(assignment.split("=", 1) for assignment in arguments.set)
 
 
 def shape(arguments: argparse.Namespace) -> list[str]:
@@ -389,8 +395,10 @@ def shape(arguments: argparse.Namespace) -> list[str]:
     filler = Filler(arguments.free)
     with running_node(arguments.model, settings) as watched:
         run_until(watched, arguments.updates or 5)
-    found = node_faults(watched) + memory_faults(watched.memory, watched.planned, arguments.context)
-    seconds = sorted(each["seconds"] for each in watched.updates[1:] or watched.updates)
+    faults = node_faults(watched) + memory_faults(
+        watched.memory, watched.planned, arguments.context
+    )
+    seconds = sorted(update["seconds"] for update in watched.updates[1:] or watched.updates)
     tell(
         model=arguments.model,
         free_gib=round(filler.free / _GIB, 2),
@@ -404,15 +412,15 @@ def shape(arguments: argparse.Namespace) -> list[str]:
         graphs=watched.graphs,
         warnings=watched.warnings,
     )
-    return found
+    return faults
 
 
 def pair(arguments: argparse.Namespace) -> list[str]:
     """Two nodes on one GPU, which exchange groups. The first may grow to its plan after the second
     has planned, so each has its half of the memory."""
     settings = settings_of(arguments)
-    half = arguments.free / 2
-    filler = Filler(half)
+    half_gib = arguments.free / 2
+    filler = Filler(half_gib)
     with running_node("first", settings) as first, tempfile.TemporaryDirectory() as work:
         run_until(first, 1)
         ticket = Path(work) / "ticket"
@@ -424,26 +432,28 @@ def pair(arguments: argparse.Namespace) -> list[str]:
             member_seconds=24 * _HOUR,
         )
         ticket.write_text(text)
-        filler.leave(half, first.memory)
+        filler.leave(half_gib, first.memory)
         with running_node("second", settings, ticket) as second:
             while not second.planned:
                 second.poll()
                 time.sleep(_POLL_SECONDS)
             filler.leave(0, first.memory, second.memory)
-            missing = run_exchange(first, second, arguments.updates or 5)
-    both = [f"{each.name}: {one}" for each in (first, second) for one in node_faults(each)]
-    both += memory_faults(first.memory, first.planned + second.planned, arguments.context, nodes=2)
-    for each in (first, second):
-        groups = each.snapshot.groups if each.snapshot else None
+            failures = run_exchange(first, second, arguments.updates or 5)
+    faults = [f"{node.name}: {fault}" for node in (first, second) for fault in node_faults(node)]
+    faults += memory_faults(
+        first.memory, first.planned + second.planned, arguments.context, nodes=2
+    )
+    for node in (first, second):
+        groups = node.snapshot.groups if node.snapshot else None
         tell(
-            node=each.name,
-            taken_mib=each.memory.taken / _MIB,
-            planned_mib=each.planned / _MIB,
+            node=node.name,
+            taken_mib=node.memory.taken / _MIB,
+            planned_mib=node.planned / _MIB,
             received=groups and groups.accepted,
             trained_external=groups and groups.trained_external,
-            warnings=each.warnings,
+            warnings=node.warnings,
         )
-    return both + missing
+    return faults + failures
 
 
 def run_exchange(
@@ -451,21 +461,21 @@ def run_exchange(
 ) -> list[str]:
     """Poll until each made so many updates and trained on groups of the other; what is missing."""
     run_until(second, 1)
-    missing = ["no time was left for an exchange"]
+    failures = ["no time was left for an exchange"]
     deadline = time.monotonic() + min(seconds, seconds_left())
     while time.monotonic() < deadline:
-        missing = []
-        for each in (first, second):
-            each.poll()
-            got = each.snapshot.groups.trained_external if each.snapshot else 0
-            if not got:
-                missing.append(f"{each.name}: trained on no group of the other")
-            elif each.made < updates:
-                missing.append(f"{each.name}: {each.made} of {updates} updates")
-        if not missing:
+        failures = []
+        for node in (first, second):
+            node.poll()
+            group_count = node.snapshot.groups.trained_external if node.snapshot else 0
+            if not group_count:
+                failures.append(f"{node.name}: trained on no group of the other")
+            elif node.made < updates:
+                failures.append(f"{node.name}: {node.made} of {updates} updates")
+        if not failures:
             break
         time.sleep(_POLL_SECONDS)
-    return missing
+    return failures
 
 
 def main() -> None:
@@ -479,19 +489,19 @@ def main() -> None:
     parser.add_argument("--models", type=Path, default=Path("build/real-shapes"))
     arguments = parser.parse_args()
     import_environments()
-    before = gpu_memory() if ON_GPU else None
-    arguments.context = context_bytes(before.free) if before else 0
+    memory = gpu_memory() if ON_GPU else None
+    arguments.context = context_bytes(memory.free) if memory else 0
     tell(
         device=torch.cuda.get_device_name() if ON_GPU else "CPU",
         torch=str(torch.__version__),
         context_mib=arguments.context / _MIB,
     )
-    what = {"tiny": tiny, "real": real, "shape": shape, "pair": pair}[arguments.what]
-    found = what(arguments)
-    tell(wrong=found)
-    if found:
-        print("FAIL because " + "; ".join(found), flush=True)
-    sys.exit(bool(found))
+    case = {"tiny": tiny, "real": real, "shape": shape, "pair": pair}[arguments.what]
+    faults = case(arguments)
+    tell(wrong=faults)
+    if faults:
+        print("FAIL because " + "; ".join(faults), flush=True)
+    sys.exit(bool(faults))
 
 
 if __name__ == "__main__":

@@ -65,8 +65,8 @@ def training_of(variant: str, tokens: int) -> Any:
     """Matrix products of a GPU are bfloat16."""
     from swarm_node.policy.memory.footprint import TrainingMethod
 
-    chosen = {**VARIANTS[variant], "dtype": "bfloat16"}
-    return TrainingMethod(micro_batch_tokens=tokens, **chosen)
+    options = {**VARIANTS[variant], "dtype": "bfloat16"}
+    return TrainingMethod(micro_batch_tokens=tokens, **options)
 
 
 def leave(gib: float) -> tuple[Any, int]:
@@ -80,10 +80,10 @@ def leave(gib: float) -> tuple[Any, int]:
         return None, available_memory()
     torch.cuda.empty_cache()
     free = torch.cuda.mem_get_info()[0]
-    held, wanted = None, int(gib * _GIB)
-    if gib and free > wanted:
-        held = torch.empty(free - wanted, dtype=torch.uint8, device="cuda")
-    return held, torch.cuda.mem_get_info()[0]
+    filler, target = None, int(gib * _GIB)
+    if gib and free > target:
+        filler = torch.empty(free - target, dtype=torch.uint8, device="cuda")
+    return filler, torch.cuda.mem_get_info()[0]
 
 
 def by_part(directory: Path, variant: str, tokens: int, free: int) -> list[Any]:
@@ -109,11 +109,11 @@ def by_part(directory: Path, variant: str, tokens: int, free: int) -> list[Any]:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated()
 
-    found = phases(directory, training, on, Gauge(held, peak))
+    part_bytes = phases(directory, training, on, Gauge(held, peak))
     torch.cuda.synchronize()
     context = max(context, free - torch.cuda.mem_get_info()[0] - torch.cuda.memory_reserved())
     fragments = torch.cuda.memory_reserved() / max(torch.cuda.max_memory_allocated(), 1)
-    return [planned, found, context, fragments]
+    return [planned, part_bytes, context, fragments]
 
 
 async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -124,25 +124,25 @@ async def as_planned(directory: Path, arguments: argparse.Namespace) -> dict[str
 
     shape = ModelConfig.from_directory(directory)
     try:
-        settings, found = planned_for(shape, arguments)
+        settings, fit = planned_for(shape, arguments)
     except ModelError as refusal:
         return {"refused": str(refusal)}
-    total, rows, words = described(shape, found, arguments.new)
+    total, rows, words = described(shape, fit, arguments.new)
     context = context_bytes(arguments.free)
-    results, peak = await at_work(directory, shape, settings, found, rows, arguments)
+    results, peak = await at_work(directory, shape, settings, fit, rows, arguments)
     return {
         "planned": total,
         "taken": peak,
         "context": context,
         "words": words,
-        "seconds": [one.stats.seconds for one in results],
-        "halvings": sum(one.stats.halvings for one in results),
-        "skipped": [one.stats.skipped for one in results if one.stats.skipped],
+        "seconds": [result.stats.seconds for result in results],
+        "halvings": sum(result.stats.halvings for result in results),
+        "skipped": [result.stats.skipped for result in results if result.stats.skipped],
     }
 
 
 async def at_work(
-    directory: Path, shape: Any, settings: Any, found: Any, rows: int, arguments: argparse.Namespace
+    directory: Path, shape: Any, settings: Any, fit: Any, rows: int, arguments: argparse.Namespace
 ) -> tuple[list[Any], int]:
     """The results of the updates, and the most bytes that were taken meanwhile."""
     from swarm_node.node.start.derive import cache_shape, trainer_settings
@@ -150,39 +150,39 @@ async def at_work(
     from swarm_node.policy.sampling.torch_sampler import TorchSampler
     from swarm_node.policy.training.processes.process import ProcessTrainer
 
-    longest = min(PROMPT_TOKENS + arguments.new, shape.max_position_embeddings)
-    tokens = 2 * max(found.training.micro_batch_tokens, longest)
-    batch = batch_of(shape.vocab_size, tokens, longest)
-    used = memory_in_use(arguments.free)
+    max_length = min(PROMPT_TOKENS + arguments.new, shape.max_position_embeddings)
+    tokens = 2 * max(fit.training.micro_batch_tokens, max_length)
+    batch = batch_of(shape.vocab_size, tokens, max_length)
+    usage = memory_in_use(arguments.free)
     results, peak = [], 0
     with tempfile.TemporaryDirectory() as work:
         places = Path(work) / "checkpoints", Path(work) / "weights"
         for place in places:
             place.mkdir()
-        trainer = ProcessTrainer(directory, *places, trainer_settings(settings, found))
+        trainer = ProcessTrainer(directory, *places, trainer_settings(settings, fit))
         sampler = TorchSampler.from_directory(
             directory,
-            found.placement,
+            fit.placement,
             max_rows=rows,
-            shape=cache_shape(settings, shape, found),
-            shares=found.shares_base,
+            shape=cache_shape(settings, shape, fit),
+            shares=fit.shares_base,
         )
         try:
             weights, version = await trainer.start()
             for turn in range(arguments.updates):
                 await sampler.load(weights, version)
-                asked = requests_of(arguments.new, max(ROWS, rows))
-                requests = [replace(one, seed=one.seed + turn) for one in asked]
+                templates = requests_of(arguments.new, max(ROWS, rows))
+                requests = [replace(request, seed=request.seed + turn) for request in templates]
                 async with asyncio.TaskGroup() as tasks:
-                    drawing = tasks.create_task(sampler.sample(requests))
-                    updating = tasks.create_task(trainer.update(batch))
-                    while not updating.done():
-                        await asyncio.wait({updating}, timeout=0.05)
-                        peak = max(peak, used())
-                    if not (await asyncio.wait({drawing}, timeout=_DRAWING))[0]:
-                        drawing.cancel()
-                peak = max(peak, used())
-                results.append(updating.result())
+                    sample_task = tasks.create_task(sampler.sample(requests))
+                    update_task = tasks.create_task(trainer.update(batch))
+                    while not update_task.done():
+                        await asyncio.wait({update_task}, timeout=0.05)
+                        peak = max(peak, usage())
+                    if not (await asyncio.wait({sample_task}, timeout=_DRAWING))[0]:
+                        sample_task.cancel()
+                peak = max(peak, usage())
+                results.append(update_task.result())
                 weights, version = results[-1].weights, results[-1].stats.version
         finally:
             await trainer.close()
@@ -197,24 +197,24 @@ def planned_for(shape: Any, arguments: argparse.Namespace) -> tuple[Any, Any]:
     from swarm_node.node.preflight.doctor import this_machine
     from swarm_node.policy.planning.fit import GpuMemory, fit
 
-    chosen = {"sampling.engine": "torch", "sampling.max_new_tokens": arguments.new}
-    given = load_settings({**chosen, **parse_assignments(arguments.set)}, environ={})
-    settings = for_model(given, shape)
+    overrides = {"sampling.engine": "torch", "sampling.max_new_tokens": arguments.new}
+    base_settings = load_settings({**overrides, **parse_assignments(arguments.set)}, environ={})
+    settings = for_model(base_settings, shape)
     machine = this_machine(settings)
     if machine.gpu is not None:
         machine = replace(machine, gpu=GpuMemory(arguments.free, arguments.free))
     return settings, fit(demand_of(settings, shape), machine)
 
 
-def described(shape: Any, found: Any, new: int) -> tuple[int, int, str]:
+def described(shape: Any, fit: Any, new: int) -> tuple[int, int, str]:
     """Bytes planned, answers at once, and the plan in words; there is no plan of a CPU."""
     from swarm_node.policy.memory.footprint import footprint
 
-    if found.plan is not None:
-        return found.plan.total, found.plan.rows, found.plan.described()
-    how = {"rows": ROWS, "max_new_tokens": new, "one_base": found.shares_base}
-    parts = footprint(shape, found.training, device="cpu", **how)
-    return parts.total(), ROWS, f"CPU, LoRA rank {found.training.lora_rank}"
+    if fit.plan is not None:
+        return fit.plan.total, fit.plan.rows, fit.plan.described()
+    options = {"rows": ROWS, "max_new_tokens": new, "one_base": fit.shares_base}
+    parts = footprint(shape, fit.training, device="cpu", **options)
+    return parts.total(), ROWS, f"CPU, LoRA rank {fit.training.lora_rank}"
 
 
 def context_bytes(free: int) -> int:
@@ -238,8 +238,8 @@ def launch_kernels() -> None:
         weight = torch.ones(512, 512, device=device(), dtype=dtype, requires_grad=True)
         heads = F.linear(torch.ones(1, 256, 512, device=device(), dtype=dtype), weight)
         query = heads.view(1, 256, 8, 64).transpose(1, 2)
-        attended = F.scaled_dot_product_attention(query, query, query, is_causal=True)
-        F.silu(attended.float()).log_softmax(-1).sum().backward()  # type: ignore[no-untyped-call]
+        output = F.scaled_dot_product_attention(query, query, query, is_causal=True)
+        F.silu(output.float()).log_softmax(-1).sum().backward()  # type: ignore[no-untyped-call]
         torch.optim.AdamW([weight], fused=True).step()
 
 
@@ -249,16 +249,16 @@ def memory_in_use(free: int) -> Callable[[], int]:
     import torch
 
     def of_tree() -> int:
-        me, total = psutil.Process(), 0
-        for process in (me, *me.children(recursive=True)):
+        root, total = psutil.Process(), 0
+        for process in (root, *root.children(recursive=True)):
             with suppress(psutil.NoSuchProcess):
                 total += process.memory_full_info().pss
         return total
 
     if device() != "cpu":
         return lambda: free - torch.cuda.mem_get_info()[0]
-    before = of_tree()
-    return lambda: of_tree() - before
+    start_bytes = of_tree()
+    return lambda: of_tree() - start_bytes
 
 
 def main() -> None:
@@ -277,7 +277,7 @@ def main() -> None:
     from swarm_node.policy.models.model import resolve
     from swarm_node.policy.models.shapes import known_shape
 
-    well = True
+    is_ok = True
     with tempfile.TemporaryDirectory() as work:
         for name in arguments.models:
             shape = known_shape(name) or ModelConfig.from_directory(resolve(name))
@@ -285,10 +285,10 @@ def main() -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             directory = make_directory(place, shape, torch.bfloat16)
             for size in arguments.gib if "plan" in arguments.cases else ():
-                held, arguments.free = leave(size)
+                filler, arguments.free = leave(size)
                 arguments.size = size
-                well &= show_plan(name, directory, arguments)
-                del held
+                is_ok &= show_plan(name, directory, arguments)
+                del filler
             _, arguments.free = leave(0)
             for variant in VARIANTS if "parts" in arguments.cases else ():
                 if variant.endswith("bfloat16"):
@@ -297,8 +297,8 @@ def main() -> None:
                 if sum(planned.values()) > arguments.free * (1 - SPARE):
                     print(f"{name}, {variant}: planned not to fit", flush=True)
                 else:
-                    well &= show_parts(name, directory, variant, arguments)
-    sys.exit(not well)
+                    is_ok &= show_parts(name, directory, variant, arguments)
+    sys.exit(not is_ok)
 
 
 def parsed() -> argparse.Namespace:
@@ -317,16 +317,18 @@ def parsed() -> argparse.Namespace:
 
 
 def show_parts(name: str, directory: Path, variant: str, arguments: argparse.Namespace) -> bool:
-    found = run_child(directory, variant, arguments)
-    if found is None:
+    result = run_child(directory, variant, arguments)
+    if result is None:
         return False
-    report(f"{name}, {variant}", *found[:2])
+    report(f"{name}, {variant}", *result[:2])
     print(
-        f"{'':28} context {found[2] / _MIB:.0f} MiB (512 planned), reserved / peak {found[3]:.2f}"
+        f"{'':28} context {result[2] / _MIB:.0f} MiB (512 planned), reserved / peak {result[3]:.2f}"
     )
-    planned, taken = ({part: one / _MIB for part, one in each.items()} for each in found[:2])
-    tell(model=name, variant=variant, planned_mib=planned, taken_mib=taken)
-    tell(model=name, variant=variant, context_mib=found[2] / _MIB, reserved_by_peak=found[3])
+    planned_mib, taken_mib = (
+        {part: size / _MIB for part, size in byte_counts.items()} for byte_counts in result[:2]
+    )
+    tell(model=name, variant=variant, planned_mib=planned_mib, taken_mib=taken_mib)
+    tell(model=name, variant=variant, context_mib=result[2] / _MIB, reserved_by_peak=result[3])
     return True
 
 
@@ -335,33 +337,33 @@ def show_plan(name: str, directory: Path, arguments: argparse.Namespace) -> bool
     from swarm_node.policy.memory.footprint import CONTEXT
     from swarm_node.policy.memory.plan import SPARE
 
-    found = run_child(directory, "plan", arguments)
-    if found is None:
+    result = run_child(directory, "plan", arguments)
+    if result is None:
         return False
     title = f"{name}, {arguments.free / _GIB:.2f} GiB free, {arguments.new} new tokens"
-    if "refused" in found:
-        print(f"{title}: refused: {found['refused']}", flush=True)
-        tell(model=name, gib=arguments.size, new=arguments.new, refused=found["refused"])
+    if "refused" in result:
+        print(f"{title}: refused: {result['refused']}", flush=True)
+        tell(model=name, gib=arguments.size, new=arguments.new, refused=result["refused"])
         return False
     # Contexts differ by GPU: the plan's 512 MiB stand for each of the two that were measured.
-    taken, planned = found["taken"], found["planned"]
-    if found["context"]:
-        taken += 2 * (CONTEXT - found["context"])
-    well = not found["halvings"] and not found["skipped"]
-    well &= device() == "cpu" or taken * (1 - SPARE) <= planned
+    peak, budget = result["taken"], result["planned"]
+    if result["context"]:
+        peak += 2 * (CONTEXT - result["context"])
+    is_ok = not result["halvings"] and not result["skipped"]
+    is_ok &= device() == "cpu" or peak * (1 - SPARE) <= budget
     print(
-        f"{title}: {planned / _MIB:,.0f} MiB planned, {taken / _MIB:,.0f} taken, ratio "
-        f"{planned / taken:.2f}, {statistics.median(found['seconds']):.2f} s an update, "
-        f"{found['halvings']} halvings{'' if well else ', NOT AS PLANNED'} ({found['words']})",
+        f"{title}: {budget / _MIB:,.0f} MiB planned, {peak / _MIB:,.0f} taken, ratio "
+        f"{budget / peak:.2f}, {statistics.median(result['seconds']):.2f} s an update, "
+        f"{result['halvings']} halvings{'' if is_ok else ', NOT AS PLANNED'} ({result['words']})",
         flush=True,
     )
     tell(
-        **{"model": name, "free_mib": arguments.free / _MIB, "new": arguments.new, "well": well},
-        **{"gib": arguments.size, "planned_mib": planned / _MIB, "taken_mib": taken / _MIB},
-        **{"context_mib": found["context"] / _MIB, "seconds": found["seconds"]},
-        **{"halvings": found["halvings"], "plan": found["words"], "set": arguments.set},
+        **{"model": name, "free_mib": arguments.free / _MIB, "new": arguments.new, "well": is_ok},
+        **{"gib": arguments.size, "planned_mib": budget / _MIB, "taken_mib": peak / _MIB},
+        **{"context_mib": result["context"] / _MIB, "seconds": result["seconds"]},
+        **{"halvings": result["halvings"], "plan": result["words"], "set": arguments.set},
     )
-    return well
+    return is_ok
 
 
 def run_child(directory: Path, case: str, arguments: argparse.Namespace) -> Any:
@@ -372,11 +374,11 @@ def run_child(directory: Path, case: str, arguments: argparse.Namespace) -> Any:
     if arguments.set:
         command += ["--set", *arguments.set]
     environment = {"MALLOC_MMAP_THRESHOLD_": "65536", **os.environ}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        print(f"{directory.name}, {case}: failed:\n{done.stderr[-3000:]}", flush=True)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if result.returncode:
+        print(f"{directory.name}, {case}: failed:\n{result.stderr[-3000:]}", flush=True)
         return None
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":

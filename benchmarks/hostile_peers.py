@@ -60,12 +60,12 @@ class Spent:
     network: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
-        mine, others = vars(self), vars(other)
-        return Spent(**{name: mine[name] + others[name] for name in mine})
+        values, other_values = vars(self), vars(other)
+        return Spent(**{name: values[name] + other_values[name] for name in values})
 
     def __sub__(self, other: Spent) -> Spent:
-        mine, others = vars(self), vars(other)
-        return Spent(**{name: mine[name] - others[name] for name in mine})
+        values, other_values = vars(self), vars(other)
+        return Spent(**{name: values[name] - other_values[name] for name in values})
 
 
 class AttackWatch:
@@ -82,11 +82,11 @@ class AttackWatch:
 
     def spend(self, seconds: float) -> Spent:
         """Batches, groups and seconds of the next `seconds`."""
-        before, until = self._now(), time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
+        start, deadline = self._now(), time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
             time.sleep(min(0.5, left))
             self._look()
-        return self._now() - before
+        return self._now() - start
 
     def _look(self) -> None:
         try:
@@ -110,7 +110,7 @@ class AttackWatch:
             *groups,
             time.monotonic(),
             cpu_seconds(pid),
-            sum(sum(psutil.Process(each).cpu_times()[:2]) for each in pids),
+            sum(sum(psutil.Process(process_id).cpu_times()[:2]) for process_id in pids),
         )
 
 
@@ -162,12 +162,12 @@ def around(
     founder: NodeProcess, start: tuple[str, Path, Path, str], seconds: float
 ) -> tuple[Spent, Spent, AttackWatch]:
     """Without and with a modified node: before, during, after."""
-    before = AttackWatch(founder).spend(seconds / 2)
+    baseline = AttackWatch(founder).spend(seconds / 2)
     attacker = Attacker(*start)
     watch = AttackWatch(founder, attacker.peer_id)
-    during = watch.spend(seconds)
+    stress = watch.spend(seconds)
     attacker.end()
-    return before + AttackWatch(founder).spend(seconds / 2), during, watch
+    return baseline + AttackWatch(founder).spend(seconds / 2), stress, watch
 
 
 def sliced(
@@ -176,14 +176,14 @@ def sliced(
     """Without and with a sender, in turns."""
     attacker = Attacker(*start)
     watch = AttackWatch(founder, attacker.peer_id)
-    without, during = Spent(), Spent()
+    baseline, stress = Spent(), Spent()
     for _ in range(max(1, int(seconds / SLICE_SECONDS))):
-        during += watch.spend(SLICE_SECONDS)
+        stress += watch.spend(SLICE_SECONDS)
         attacker.signal(signal.SIGSTOP)
-        without += watch.spend(SLICE_SECONDS)
+        baseline += watch.spend(SLICE_SECONDS)
         attacker.signal(signal.SIGCONT)
     attacker.end()
-    return without, during, watch, attacker
+    return baseline, stress, watch, attacker
 
 
 def attack(
@@ -191,24 +191,24 @@ def attack(
 ) -> tuple[float, float]:
     """One attack and a line about it; the ratios of both rates."""
     start = (kind, place, ticket, founder.status().addresses[0])
-    memory, said = Memory.of(founder.process.pid).rss, {}
+    memory, report = Memory.of(founder.process.pid).rss, {}
     if kind in SENDERS:
-        without, during, watch, sender = sliced(founder, start, seconds)
-        said = sender.said()
+        baseline, stress, watch, sender = sliced(founder, start, seconds)
+        report = sender.said()
     else:
-        without, during, watch = around(founder, start, seconds)
-    rates = [spent.batches / spent.clock for spent in (without, during)]
-    work = [spent.batches / spent.tree for spent in (without, during)]
+        baseline, stress, watch = around(founder, start, seconds)
+    rates = [phase.batches / phase.clock for phase in (baseline, stress)]
+    work = [phase.batches / phase.tree for phase in (baseline, stress)]
     row = peer(watch.status, watch.attacker)
-    dropped = "no" if watch.dropped is None else f"{watch.dropped:.1f} s"
+    drop_time = "no" if watch.dropped is None else f"{watch.dropped:.1f} s"
     print(
         f"{kind:6}  rate {rates[1] / rates[0]:.2f} ({rates[0]:.1f} -> {rates[1]:.1f}/s)"
         f"  work {work[1] / work[0]:.2f} ({work[0]:.1f} -> {work[1]:.1f})"
-        f"  honest {during.offered} offered, {during.admitted} admitted, {during.refused} refused"
-        f" (before or between {without.offered}, {without.admitted}, {without.refused})"
-        f"  memory {Memory.of(founder.process.pid).rss - memory:+.0f} MiB  dropped {dropped}"
+        f"  honest {stress.offered} offered, {stress.admitted} admitted, {stress.refused} refused"
+        f" (before or between {baseline.offered}, {baseline.admitted}, {baseline.refused})"
+        f"  memory {Memory.of(founder.process.pid).rss - memory:+.0f} MiB  dropped {drop_time}"
         f"  rejected {getattr(row, 'rejected_by_reason', row and row.rejected)}"
-        f"  sent {said}  load {os.getloadavg()[0]:.1f}",
+        f"  sent {report}  load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
     return rates[1] / rates[0], work[1] / work[0]
@@ -222,15 +222,15 @@ def idle(kind: str, place: Path, seconds: float, founder: NodeProcess, ticket: P
     try:
         time.sleep(10)
         memory = Memory.of(founder.process.pid).rss
-        without, during, _, sender = sliced(
+        baseline, stress, _, sender = sliced(
             founder, (kind, place, ticket, status.addresses[0]), seconds
         )
-        more = Memory.of(founder.process.pid).rss - memory
+        growth = Memory.of(founder.process.pid).rss - memory
     finally:
         trainer.resume()
-    cores = [spent.network / spent.clock for spent in (without, during)]
+    cores = [phase.network / phase.clock for phase in (baseline, stress)]
     print(
-        f"idle node, {kind}: {cores[0]:.3f} -> {cores[1]:.3f} cores  memory {more:+.0f} MiB"
+        f"idle node, {kind}: {cores[0]:.3f} -> {cores[1]:.3f} cores  memory {growth:+.0f} MiB"
         f"  sent {sender.said()}  load {os.getloadavg()[0]:.1f}",
         flush=True,
     )
@@ -241,8 +241,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=24.0)
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--attacks", default=",".join(ATTACKS))
-    wanted = parser.parse_args()
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in wanted.attacks.split(",")}
+    options = parser.parse_args()
+    results: dict[str, list[tuple[float, float]]] = {
+        kind: [] for kind in options.attacks.split(",")
+    }
     with tempfile.TemporaryDirectory() as directory:
         place, ticket = Path(directory), Path(directory, "ticket")
         (place / "honest").mkdir()
@@ -260,17 +262,17 @@ def main() -> None:
             os.sched_setaffinity(0, {1})
             AttackWatch.honest = honest.start().peer_id
             time.sleep(5)
-            for number in range(wanted.repetitions):
-                for kind, ratios in found.items():
+            for number in range(options.repetitions):
+                for kind, ratios in results.items():
                     home = place / f"{kind} {number}"
-                    ratios.append(attack(kind, home, wanted.seconds, founder, ticket))
-            for kind in found.keys() & set(SENDERS):
-                idle(kind, place / f"idle {kind}", wanted.seconds, founder, ticket)
+                    ratios.append(attack(kind, home, options.seconds, founder, ticket))
+            for kind in results.keys() & set(SENDERS):
+                idle(kind, place / f"idle {kind}", options.seconds, founder, ticket)
             status = founder.status()
         finally:
             honest.stop()
             founder.stop()
-    for kind, ratios in found.items():
+    for kind, ratios in results.items():
         rate, work = (statistics.median(values) for values in zip(*ratios, strict=True))
         print(f"{kind:6}  median rate {rate:.2f}  work {work:.2f}")
     row = peer(status, AttackWatch.honest)

@@ -51,48 +51,50 @@ class Sampled(NamedTuple):
 
 
 @torch.inference_mode()
-def sample(old: CausalLM, new: CausalLM, new_tokens: int, seed: int, *, kept: bool) -> Sampled:
+def sample(
+    old: CausalLM, new: CausalLM, new_tokens: int, seed: int, *, keep_cache: bool
+) -> Sampled:
     """64 answers of `old` that go on with `new`."""
     model, generator = copied(old), torch.Generator().manual_seed(seed)
     prompts = torch.arange(PROMPT) + 5 + torch.arange(seed, seed + ROWS // GROUP)[:, None] % 97
     text = prompts.repeat_interleave(GROUP, 0)
-    decoder, every = Decoder(model), torch.arange(ROWS)
-    logits = decoder.begin(text, torch.ones_like(text).bool(), every, new_tokens + 1)
-    logprobs, steps, anew, after = list[torch.Tensor](), list[float](), 0.0, new_tokens // 2
-    for place in range(new_tokens):
-        said = logits.log_softmax(-1)
-        tokens = torch.multinomial(said.exp(), 1, generator=generator)
-        logprobs.append(said.gather(1, tokens))
+    decoder, indices = Decoder(model), torch.arange(ROWS)
+    logits = decoder.begin(text, torch.ones_like(text).bool(), indices, new_tokens + 1)
+    logprobs, steps, rebuild_s, switch = list[torch.Tensor](), list[float](), 0.0, new_tokens // 2
+    for index in range(new_tokens):
+        logp = logits.log_softmax(-1)
+        tokens = torch.multinomial(logp.exp(), 1, generator=generator)
+        logprobs.append(logp.gather(1, tokens))
         text = torch.cat([text, tokens], 1)
-        began = time.perf_counter()
-        if place + 1 == after:
+        start = time.perf_counter()
+        if index + 1 == switch:
             model.load_hf_state(new.hf_state())
-        if place + 1 == after and not kept:
+        if index + 1 == switch and not keep_cache:
             decoder = Decoder(model)
-            logits = decoder.begin(text, torch.ones_like(text).bool(), every, new_tokens + 1)
-            anew = time.perf_counter() - began
+            logits = decoder.begin(text, torch.ones_like(text).bool(), indices, new_tokens + 1)
+            rebuild_s = time.perf_counter() - start
         else:
             logits = decoder.step(tokens[:, 0])
-            steps.append(time.perf_counter() - began)
-    stated = torch.cat(logprobs, 1).numpy()
+            steps.append(time.perf_counter() - start)
+    stated_logp = torch.cat(logprobs, 1).numpy()
     rows = [
         TrainRow(
             row[:PROMPT].astype(np.uint32),
             row[PROMPT:].astype(np.uint32),
-            said,
-            (-1.0) ** place,  # answers that are good and bad by turns
+            logp,
+            (-1.0) ** index,  # answers that are good and bad by turns
             Provenance.LOCAL,
         )
-        for place, (row, said) in enumerate(zip(text.numpy(), stated, strict=True))
+        for index, (row, logp) in enumerate(zip(text.numpy(), stated_logp, strict=True))
     ]
-    return Sampled(Batch(tuple(rows)), stated, after, anew, statistics.median(steps))
+    return Sampled(Batch(tuple(rows)), stated_logp, switch, rebuild_s, statistics.median(steps))
 
 
 @torch.no_grad()
-def stated(model: CausalLM, found: Sampled) -> NDArray[np.float32]:
+def stated(model: CausalLM, answers: Sampled) -> NDArray[np.float32]:
     """Log-probs under `model` of the tokens after the new weights, by a full forward pass."""
-    rows = [completion_logprobs(model, [row], 1.0).numpy() for row in found.batch.rows]
-    return np.stack(rows)[:, found.after :]
+    rows = [completion_logprobs(model, [row], 1.0).numpy() for row in answers.batch.rows]
+    return np.stack(rows)[:, answers.after :]
 
 
 def copied(model: CausalLM) -> CausalLM:
@@ -109,25 +111,25 @@ def compare(rate: float, updates: int, new_tokens: int, place: Path) -> None:
     host = TrainerHost(resolve("tiny"), place / "checkpoints", place / "weights", settings)
     new = host.core.model
     assert isinstance(new, CausalLM)
-    before = sample(new, new, new_tokens, 1, kept=True).batch
-    host.update(before)  # so that the optimizer has moments
+    warmup_batch = sample(new, new, new_tokens, 1, keep_cache=True).batch
+    host.update(warmup_batch)  # so that the optimizer has moments
     old = copied(new)
     for _ in range(updates):
-        host.update(before)
-    for kept in (False, True):
-        found = sample(old, new, new_tokens, 500, kept=kept)
-        said = stated(new, found)
-        gap = found.logprobs[:, found.after :] - said
-        moved = float(np.abs(said - stated(old, found)).mean())
-        sizes = float(np.abs(gap).mean()), float(np.abs(gap).max()), float(gap.mean()), moved
-        cost = found.anew / found.step
+        host.update(warmup_batch)
+    for keep_cache in (False, True):
+        answers = sample(old, new, new_tokens, 500, keep_cache=keep_cache)
+        logp = stated(new, answers)
+        gap = answers.logprobs[:, answers.after :] - logp
+        shift = float(np.abs(logp - stated(old, answers)).mean())
+        sizes = float(np.abs(gap).mean()), float(np.abs(gap).max()), float(gap.mean()), shift
+        cost = answers.anew / answers.step
         print(
-            f"{rate:8g} {updates:7}  {'kept' if kept else 'anew'}  "
+            f"{rate:8g} {updates:7}  {'kept' if keep_cache else 'anew'}  "
             + " ".join(f"{size:9.2e}" for size in sizes)
             + f" {cost:6.1f}",
             flush=True,
         )
-        tell(rate=rate, updates=updates, kept=kept, nats=sizes, steps_of_anew=cost)
+        tell(rate=rate, updates=updates, kept=keep_cache, nats=sizes, steps_of_anew=cost)
 
 
 def main(rates: Sequence[float], updates: Sequence[int], new_tokens: int) -> None:

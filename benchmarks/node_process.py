@@ -122,9 +122,9 @@ class NodeProcess:
         """Events logged since the last call, by a node whose `log_format` is "json"."""
         with self.log.open("rb") as file:
             file.seek(self._read)
-            whole = file.read().rpartition(b"\n")[0]
-        self._read += len(whole) + bool(whole)
-        return [json.loads(line) for line in whole.splitlines() if line.startswith(b"{")]
+            chunk = file.read().rpartition(b"\n")[0]
+        self._read += len(chunk) + bool(chunk)
+        return [json.loads(line) for line in chunk.splitlines() if line.startswith(b"{")]
 
     def status(self) -> Snapshot:
         return asyncio.run(ControlClient(self.home.control_file).status())

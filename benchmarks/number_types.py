@@ -57,10 +57,10 @@ class Learner:
     """Sampler and trainer in one number type."""
 
     def __init__(self, dtype: Precision, seed: int, place: Path) -> None:
-        path, where = resolve("tiny"), Placement("cpu", dtype)
+        path, placement = resolve("tiny"), Placement("cpu", dtype)
         self._environment = create_environment("drills", {"preset": "short"})
         self._codec = Codec.from_directory(path)
-        self._sampler = TorchSampler.from_directory(path, where, codec=self._codec, threads=1)
+        self._sampler = TorchSampler.from_directory(path, placement, codec=self._codec, threads=1)
         settings = trainer_settings(
             lora_rank=RANK, dtype=dtype, seed=seed, learning_rate=RATE, longest_answer=NEW
         )
@@ -77,8 +77,10 @@ class Learner:
     async def update(self, number: int) -> None:
         """Sample the groups of one update, and train on them."""
         names = self._environment.families
-        drawn = [task_seed("number types", self._seed, number, n) for n in range(GROUPS)]
-        groups = await self._sampled([self._ref(names[x % len(names)], x) for x in drawn], GROUP)
+        seeds = [task_seed("number types", self._seed, number, n) for n in range(GROUPS)]
+        groups = await self._sampled(
+            [self._ref(names[seed % len(names)], seed) for seed in seeds], GROUP
+        )
         encode = self._codec.encode_prompt
         batch = build_batch(groups, encode, self._codec.encode_answer, self._codec.eos_id)
         stats = self._core.update(batch)
@@ -103,28 +105,30 @@ class Learner:
             SampleRequest(self._codec.encode_prompt(prompt), n, task_seed(ref.seed, "draw"), NEW)
             for ref, prompt in zip(refs, prompts, strict=True)
         ]
-        version, sampled = self._sampler.version, await self._sampler.sample(requests)
+        version, sampled_groups = self._sampler.version, await self._sampler.sample(requests)
         policy = PolicyRef(bytes(32), bytes(32), version)
         return [
-            self._judged(RolloutGroup(task.ref, policy, answers, (0.0,) * n), task, prompt)
-            for task, prompt, answers in zip(tasks, prompts, sampled, strict=True)
+            self._judged(RolloutGroup(task.ref, policy, completions, (0.0,) * n), task, prompt)
+            for task, prompt, completions in zip(tasks, prompts, sampled_groups, strict=True)
         ]
 
     def _judged(self, group: RolloutGroup, task: Task, prompt: str) -> VerifiedGroup:
-        rewards = tuple(self._environment.score(task, each.text) for each in group.completions)
+        rewards = tuple(
+            self._environment.score(task, completion.text) for completion in group.completions
+        )
         return VerifiedGroup(bytes(34), "own", Provenance.LOCAL, group, prompt, rewards, 0)
 
 
 async def learnt(dtype: Precision, seed: int, updates: int, tasks: int) -> Run:
     with tempfile.TemporaryDirectory() as directory:
         learner = Learner(dtype, seed, Path(directory))
-        before, began = await learner.measure(tasks), time.process_time()
+        start_reward, start = await learner.measure(tasks), time.process_time()
         for number in range(updates):
             await learner.update(number)
-        seconds = time.process_time() - began
-        after = await learner.measure(tasks)
+        seconds = time.process_time() - start
+        end_reward = await learner.measure(tasks)
         await learner.close()
-        return Run(before, after, seconds)
+        return Run(start_reward, end_reward, seconds)
 
 
 def main() -> None:
@@ -132,17 +136,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13, 14, 15, 16])
     parser.add_argument("--updates", type=int, default=150)
     parser.add_argument("--tasks", type=int, default=64)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{'seed':>6} " + "".join(f"{name:>24}" for name in _TYPES))
     pairs = []
-    for seed in given.seeds:
-        pair = [asyncio.run(learnt(name, seed, given.updates, given.tasks)) for name in _TYPES]
+    for seed in options.seeds:
+        pair = [asyncio.run(learnt(name, seed, options.updates, options.tasks)) for name in _TYPES]
         pairs.append(pair)
-        shown = (f"{run.before:.3f} to {run.after:.3f}, {run.seconds:.0f} s" for run in pair)
-        print(f"{seed:>6} " + "".join(f"{text:>24}" for text in shown), flush=True)
-    found = estimate([half.after - whole.after for whole, half in pairs])
-    print(f"bfloat16 less float32 at the end: {found:+.3f}")
+        cells = (f"{run.before:.3f} to {run.after:.3f}, {run.seconds:.0f} s" for run in pair)
+        print(f"{seed:>6} " + "".join(f"{text:>24}" for text in cells), flush=True)
+    difference = estimate([bfloat16.after - float32.after for float32, bfloat16 in pairs])
+    print(f"bfloat16 less float32 at the end: {difference:+.3f}")
 
 
 if __name__ == "__main__":

@@ -34,19 +34,19 @@ ASKED = SampleRequest(tuple(range(1000, 1040)), n=8, seed=3, max_new_tokens=16)
 PATIENT = Deadlines(start=3600.0, sync=3600.0)
 
 
-async def measure(model: Path, work: Path, dtype: str, *, shared: bool) -> None:
-    config, where = (
+async def measure(model: Path, work: Path, dtype: str, *, shares_base: bool) -> None:
+    config, placement = (
         ModelConfig.from_directory(model),
         Placement("cpu", "bfloat16" if dtype == "bfloat16" else "float32"),
     )
     settings = trainer_settings(
-        lora_rank=RANK, dtype=dtype, device="cpu", published="shared" if shared else "adapter"
+        lora_rank=RANK, dtype=dtype, device="cpu", published="shared" if shares_base else "adapter"
     )
     (work / "weights").mkdir()
     host = TrainerHost(model, work / "checkpoints", work / "weights", settings)
-    plan = plan_engine(config, placement=where, max_rows=8, max_new_tokens=16, lora_rank=RANK)
-    plan = replace(plan, shares_base=shared)
-    alone, peak = Memory.of(os.getpid()).pss, Memory()
+    plan = plan_engine(config, placement=placement, max_rows=8, max_new_tokens=16, lora_rank=RANK)
+    plan = replace(plan, shares_base=shares_base)
+    trainer_mib, peak = Memory.of(os.getpid()).pss, Memory()
     sampler = VllmSampler.from_directory(model, plan, deadlines=PATIENT)
     try:
         async with asyncio.TaskGroup() as group:
@@ -57,15 +57,16 @@ async def measure(model: Path, work: Path, dtype: str, *, shared: bool) -> None:
         await sampler.sample([ASKED])
         assert sampler.pid is not None
         assert sampler.last_sync is not None
-        before = cpu_seconds(sampler.pid)
+        cpu_start = cpu_seconds(sampler.pid)
         await sampler.sample([replace(ASKED, seed=4)])
-        spent, now = cpu_seconds(sampler.pid) - before, Memory.of(os.getpid()).pss
+        cpu_time, total_mib = cpu_seconds(sampler.pid) - cpu_start, Memory.of(os.getpid()).pss
     finally:
         await sampler.close()
     print(
-        f"{'one base' if shared else 'two bases'}: trainer alone {alone:,.0f} MiB, with the engine "
-        f"{now:,.0f}, at its start {peak.pss:,.0f}; canary {sampler.last_sync.difference:.2g}; "
-        f"{spent:.1f} CPU s a group; {sampler.last_start}",
+        f"{'one base' if shares_base else 'two bases'}: trainer alone {trainer_mib:,.0f} MiB, "
+        f"with the engine {total_mib:,.0f}, at its start {peak.pss:,.0f}; "
+        f"canary {sampler.last_sync.difference:.2g}; "
+        f"{cpu_time:.1f} CPU s a group; {sampler.last_start}",
         flush=True,
     )
 
@@ -81,9 +82,9 @@ def main() -> None:
     torch.set_num_threads(1)
     model = make_model(arguments.models / arguments.model, shape)
     print(f"{arguments.model}, {arguments.dtype}, LoRA {RANK}")
-    for shared in (True, False):
+    for shares_base in (True, False):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as work:
-            asyncio.run(measure(model, Path(work), arguments.dtype, shared=shared))
+            asyncio.run(measure(model, Path(work), arguments.dtype, shares_base=shares_base))
 
 
 if __name__ == "__main__":

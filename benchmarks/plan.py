@@ -119,8 +119,8 @@ class Gauge(NamedTuple):
 
 def phases(directory: Path, training: Any, device: str, gauge: Gauge) -> dict[str, int]:
     """Bytes of each part, measured."""
-    found = training_phases(directory, training, device, gauge)
-    return {**found, "sampler": sampling(directory, training.dtype, device, gauge)}
+    part_bytes = training_phases(directory, training, device, gauge)
+    return {**part_bytes, "sampler": sampling(directory, training.dtype, device, gauge)}
 
 
 def training_phases(directory: Path, training: Any, device: str, gauge: Gauge) -> dict[str, int]:
@@ -128,9 +128,9 @@ def training_phases(directory: Path, training: Any, device: str, gauge: Gauge) -
     from swarm_node.policy.training.update.trainer import TrainerCore
 
     settings = trainer_settings(training, device)
-    start = gauge.held()
+    start_bytes = gauge.held()
     core = TrainerCore(directory, settings)
-    loaded = gauge.held()
+    loaded_bytes = gauge.held()
     # Two micro-batches: the second one meets the gradients of the first.
     batch = batch_of(core.model.config.vocab_size, 2 * training.micro_batch_tokens)
 
@@ -139,7 +139,7 @@ def training_phases(directory: Path, training: Any, device: str, gauge: Gauge) -
 
     update()
     update()
-    return {"weights": loaded - start, "training": gauge.peak(update) - loaded}
+    return {"weights": loaded_bytes - start_bytes, "training": gauge.peak(update) - loaded_bytes}
 
 
 def sampling(directory: Path, dtype: str, device: str, gauge: Gauge) -> int:
@@ -155,8 +155,8 @@ def sampling(directory: Path, dtype: str, device: str, gauge: Gauge) -> int:
         await sampler.sample(requests_of())
         await sampler.close()
 
-    before = gauge.held()
-    return gauge.peak(lambda: asyncio.run(draw())) - before
+    start_bytes = gauge.held()
+    return gauge.peak(lambda: asyncio.run(draw())) - start_bytes
 
 
 def requests_of(new: int = NEW, rows: int = ROWS) -> list[Any]:
@@ -216,12 +216,12 @@ def _status(process: str, name: str) -> int:
     return next(int(row[1]) for row in rows if row[0] == f"{name}:") * 1024
 
 
-def by_part(directory: Path, least: Path, training: Any) -> dict[str, int]:
+def by_part(directory: Path, baseline: Path, training: Any) -> dict[str, int]:
     import torch
 
     torch.set_num_threads(1)
     gauge = Gauge(resident, resident_peak)
-    phases(least, training, "cpu", gauge)
+    phases(baseline, training, "cpu", gauge)
     return phases(directory, training, "cpu", gauge)
 
 
@@ -256,8 +256,8 @@ def workers(pid: int | None) -> list[str]:
 
     from swarm_node.policy.training.processes.launching import RANK_MODULE
 
-    below = psutil.Process(pid).children(recursive=True)
-    ranks = [str(process.pid) for process in below if RANK_MODULE in process.cmdline()]
+    children = psutil.Process(pid).children(recursive=True)
+    ranks = [str(process.pid) for process in children if RANK_MODULE in process.cmdline()]
     return ranks or [str(pid)]
 
 
@@ -273,13 +273,13 @@ def main() -> None:
     from swarm_node.policy.models.model import resolve
 
     if arguments.child:
-        directory, least, variant = arguments.child
+        directory, baseline, variant = arguments.child
         training = TrainingMethod(micro_batch_tokens=arguments.tokens, **VARIANTS[variant])
-        print(json.dumps(by_part(Path(directory), Path(least), training)))
+        print(json.dumps(by_part(Path(directory), Path(baseline), training)))
         return
     print("estimated / measured, and MiB measured")
     with tempfile.TemporaryDirectory() as work:
-        least = make_directory(Path(work) / "least", ModelConfig(**LEAST))
+        baseline = make_directory(Path(work) / "least", ModelConfig(**LEAST))
         for name in arguments.models:
             shape = MODELS[name]
             directory = resolve("tiny")
@@ -287,40 +287,42 @@ def main() -> None:
                 directory = make_directory(Path(work) / name, ModelConfig(**shape))
             for variant in arguments.variants:
                 training = TrainingMethod(micro_batch_tokens=arguments.tokens, **VARIANTS[variant])
-                run_case(f"{name}, {variant}", directory, least, variant, training)
+                run_case(f"{name}, {variant}", directory, baseline, variant, training)
 
 
-def run_case(title: str, directory: Path, least: Path, variant: str, training: Any) -> None:
+def run_case(title: str, directory: Path, baseline: Path, variant: str, training: Any) -> None:
     from swarm_node.policy.models.config import ModelConfig
 
     if training.processes == 1:
         command = [sys.executable, __file__, "--tokens", str(training.micro_batch_tokens)]
-        command += ["--child", str(directory), str(least), variant]
+        command += ["--child", str(directory), str(baseline), variant]
         environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
+        result = subprocess.run(
             command, env=environment, stdout=subprocess.PIPE, text=True, check=True
         )
-        planned = estimated(ModelConfig.from_directory(directory), training, "cpu")
-        report(title, planned, json.loads(done.stdout.splitlines()[-1]))
+        estimates = estimated(ModelConfig.from_directory(directory), training, "cpu")
+        report(title, estimates, json.loads(result.stdout.splitlines()[-1]))
     else:
         print(title)
-    peak, libraries = (asyncio.run(process_peak(place, training)) for place in (directory, least))
-    needed = estimated_trainer(ModelConfig.from_directory(directory), training)
-    used = peak - libraries
+    peak, libraries = (
+        asyncio.run(process_peak(place, training)) for place in (directory, baseline)
+    )
+    estimate = estimated_trainer(ModelConfig.from_directory(directory), training)
+    trainer_peak = peak - libraries
     print(
-        f"{'':28} trainer process {needed / used:.2f} ({used / _MIB:.0f} over "
-        f"{libraries / _MIB:.0f}), whole {(needed + libraries) / peak:.2f}",
+        f"{'':28} trainer process {estimate / trainer_peak:.2f} ({trainer_peak / _MIB:.0f} over "
+        f"{libraries / _MIB:.0f}), whole {(estimate + libraries) / peak:.2f}",
         flush=True,
     )
 
 
-def report(title: str, planned: dict[str, int], found: dict[str, int]) -> None:
+def report(title: str, estimates: dict[str, int], sizes: dict[str, int]) -> None:
     """One line: the ratio of each part, and of their sum."""
     cells = [
-        f"{part} {planned[part] / max(found[part], 1):.2f} ({found[part] / _MIB:.0f})"
-        for part in found
+        f"{part} {estimates[part] / max(sizes[part], 1):.2f} ({sizes[part] / _MIB:.0f})"
+        for part in sizes
     ]
-    total = sum(planned.values()) / max(sum(found.values()), 1)
+    total = sum(estimates.values()) / max(sum(sizes.values()), 1)
     print(f"{title:28} {', '.join(cells)}, sum {total:.2f}", flush=True)
 
 

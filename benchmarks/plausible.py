@@ -53,7 +53,7 @@ def tasks(count: int) -> list[TaskRef]:
 
 def answered(logprobs: Iterable[NDArray[np.float32]]) -> OwnAnswers:
     """A node whose last own answers had these log-probs when they were sampled."""
-    return OwnAnswers(np.array([least_likely(each) for each in logprobs], "<f8").tobytes())
+    return OwnAnswers(np.array([least_likely(logp) for logp in logprobs], "<f8").tobytes())
 
 
 Scorer = Callable[[str, Sequence[int]], NDArray[np.float32]]
@@ -83,9 +83,9 @@ def reader(
     return lambda prompt, text: score(prompt, [*codec.encode_answer(text), codec.eos_id])
 
 
-def show(what: str, lows: Sequence[Sequence[float]], at: Sequence[float]) -> None:
+def show(title: str, lows: Sequence[Sequence[float]], at: Sequence[float]) -> None:
     quantiles = np.quantile(lows, at, axis=0)
-    print(f"{what:34} {len(lows):5}", *(np.round(line, 1).tolist() for line in quantiles))
+    print(f"{title:34} {len(lows):5}", *(np.round(line, 1).tolist() for line in quantiles))
 
 
 def words() -> None:
@@ -93,12 +93,12 @@ def words() -> None:
     print("text, number, median, likeliest of mean, 1, 2 and 4 tokens")
     derived = [env.derive(ref) for ref in tasks(6)]
     for text in TEXTS:
-        said = [(env.render(t), text.format(a=t.payload["answer"])) for t in derived]
-        show(text, [least_likely(read(*each)) for each in said], (0.5, 1.0))
+        pairs = [(env.render(t), text.format(a=t.payload["answer"])) for t in derived]
+        show(text, [least_likely(read(*pair)) for pair in pairs], (0.5, 1.0))
 
 
 def honest(rounds: int) -> None:
-    judged: list[tuple[bool, bool, tuple[float, ...]]] = []
+    records: list[tuple[bool, bool, tuple[float, ...]]] = []
     judge = gradient.likely_tokens  # type: ignore[attr-defined]
 
     def recorded(
@@ -106,19 +106,23 @@ def honest(rounds: int) -> None:
     ) -> tuple[torch.Tensor, list[int]]:
         pieces = np.split(logp, np.cumsum([row.completion_ids.size for row in rows])[:-1])
         for row, piece in zip(rows, pieces, strict=True):
-            own = row.provenance is Provenance.LOCAL
-            judged.append((own, row.advantage > 0, least_likely(piece)))
+            is_local = row.provenance is Provenance.LOCAL
+            records.append((is_local, row.advantage > 0, least_likely(piece)))
         return judge(logp, rows, floors)
 
     gradient.likely_tokens = recorded  # type: ignore[attr-defined]
     simulate(Scenario(4, rounds, seed=5, eval_rounds=rounds), simulation_settings(5, {}))
     print("rows, number, quantiles 0.1%, 1% and 50%")
-    show("own", [lows for own, _, lows in judged if own], (0.001, 0.01, 0.5))
-    show("kin, good", [lows for own, good, lows in judged if good and not own], (0.001, 0.01, 0.5))
+    show("own", [lows for is_local, _, lows in records if is_local], (0.001, 0.01, 0.5))
+    show(
+        "kin, good",
+        [lows for is_local, is_good, lows in records if is_good and not is_local],
+        (0.001, 0.01, 0.5),
+    )
 
 
-def foreign(other: str) -> None:
-    asyncio.run(_foreign({"tiny": SimulatedModel("tiny"), "other": SimulatedModel(other)}))
+def foreign(model_name: str) -> None:
+    asyncio.run(_foreign({"tiny": SimulatedModel("tiny"), "other": SimulatedModel(model_name)}))
 
 
 async def _foreign(models: dict[str, SimulatedModel]) -> None:
@@ -126,12 +130,15 @@ async def _foreign(models: dict[str, SimulatedModel]) -> None:
     prompts = await host.render(refs)
     texts, floors = {}, {}
     for name, model in models.items():
-        encode, asked = model.codec.encode_prompt, enumerate(prompts)
+        encode, prompt_items = model.codec.encode_prompt, enumerate(prompts)
         groups = await model.probe.sample(
-            [SampleRequest(encode(p), 8, i, max_new_tokens=24, temperature=1.0) for i, p in asked]
+            [
+                SampleRequest(encode(p), 8, i, max_new_tokens=24, temperature=1.0)
+                for i, p in prompt_items
+            ]
         )
-        own = answered(c.logprobs for group in groups for c in group)
-        floors[name] = own.floors(1.0)
+        local_answers = answered(c.logprobs for group in groups for c in group)
+        floors[name] = local_answers.floors(1.0)
         texts[f"right answers of {name}"] = [
             (prompt, completion.text)
             for ref, prompt, group in zip(refs, prompts, groups, strict=True)
@@ -143,14 +150,14 @@ async def _foreign(models: dict[str, SimulatedModel]) -> None:
         texts[text] = [(p, text.format(a=a)) for p, a in zip(prompts, answers, strict=True)]
     for name, model in models.items():
         read = reader(model)
-        for what, said in texts.items():
-            lows = [least_likely(read(*each)) for each in said]
-            below = sum(any(np.less(low, floors[name])) for low in lows)
-            print(f"{name} reads {what}: {below} of {len(lows)} below its floors")
+        for title, pairs in texts.items():
+            lows = [least_likely(read(*pair)) for pair in pairs]
+            count = sum(any(np.less(low, floors[name])) for low in lows)
+            print(f"{name} reads {title}: {count} of {len(lows)} below its floors")
 
 
-def graded(other: str) -> None:
-    asyncio.run(_graded(SimulatedModel(other)))
+def graded(model_name: str) -> None:
+    asyncio.run(_graded(SimulatedModel(model_name)))
 
 
 async def _graded(model: SimulatedModel) -> None:
@@ -161,41 +168,44 @@ async def _graded(model: SimulatedModel) -> None:
     names = [(family, i) for family in env.families if family[-1] in "12" for i in range(8)]
     refs = [TaskRef(env.name, env.version, f, task_seed("x", i)) for f, i in names]
     prompts = await host.render(refs)
-    for heat in (0.7, 1.0):
-        asked = [
-            SampleRequest(encode(p), 8, i, max_new_tokens=24, temperature=heat)
+    for temperature in (0.7, 1.0):
+        requests = [
+            SampleRequest(encode(p), 8, i, max_new_tokens=24, temperature=temperature)
             for i, p in enumerate(prompts)
         ]
-        groups = await model.probe.sample(asked)
-        half, read = scorer(model, heat, torch.bfloat16), reader(model, heat)
+        groups = await model.probe.sample(requests)
+        bf16_score, read = scorer(model, temperature, torch.bfloat16), reader(model, temperature)
         for kinds in (("addition", "subtraction"), ("division", "word-problems")):
-            own, exact, rough, texts = [], [], [], []
+            local_logprobs, float32_lows, bfloat16_lows, texts = [], [], [], []
             for ref, prompt, group in zip(refs, prompts, groups, strict=True):
                 if ref.family.startswith(kinds):
-                    own += [c.logprobs for c in group]
+                    local_logprobs += [c.logprobs for c in group]
                     continue
                 rewards = (await host.judge(ref, [c.text for c in group])).rewards
                 right = [c for c, reward in zip(group, rewards, strict=True) if reward == 1.0]
                 if 0 < len(right) < len(group):
-                    exact.append([least_likely(c.logprobs) for c in right])
-                    rough.append([least_likely(half(prompt, c.token_ids.tolist())) for c in right])
+                    float32_lows.append([least_likely(c.logprobs) for c in right])
+                    bfloat16_lows.append(
+                        [least_likely(bf16_score(prompt, c.token_ids.tolist())) for c in right]
+                    )
                 answer = str(env.derive(ref).payload["answer"])
                 texts.append([[least_likely(read(prompt, t.format(a=answer)))] for t in TEXTS])
-            floors = answered(own).floors(heat)
-            print(f"temperature {heat}, floors of {kinds}: {np.round(floors, 1).tolist()}")
-            print_below("right answers to other kinds, float32", exact, floors)
-            print_below("the same in bfloat16", rough, floors)
+            floors = answered(local_logprobs).floors(temperature)
+            print(f"temperature {temperature}, floors of {kinds}: {np.round(floors, 1).tolist()}")
+            print_below("right answers to other kinds, float32", float32_lows, floors)
+            print_below("the same in bfloat16", bfloat16_lows, floors)
             for text, rows in zip(TEXTS, zip(*texts, strict=True), strict=True):
                 print_below(text, rows, floors)
 
 
 def print_below(
-    what: str, groups: Sequence[Sequence[Sequence[float]]], floors: Sequence[float]
+    title: str, groups: Sequence[Sequence[Sequence[float]]], floors: Sequence[float]
 ) -> None:
-    odd = [sum(bool(np.less(lows, floors).any()) for lows in group) for group in groups]
-    mostly = sum(2 * count > len(group) for count, group in zip(odd, groups, strict=True))
+    counts = [sum(bool(np.less(lows, floors).any()) for lows in group) for group in groups]
+    majority = sum(2 * count > len(group) for count, group in zip(counts, groups, strict=True))
     print(
-        f"  {what}: {sum(odd)} of {sum(map(len, groups))} below, {mostly} groups of {len(groups)}"
+        f"  {title}: {sum(counts)} of {sum(map(len, groups))} below, "
+        f"{majority} groups of {len(groups)}"
     )
 
 

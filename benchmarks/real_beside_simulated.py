@@ -68,9 +68,9 @@ def real(snapshots: Sequence[Snapshot], at: Sequence[int], group_size: int) -> M
         for shot in snapshots
     ]
     updates = sum(shot.steps + shot.skipped_batches for shot in snapshots)
-    made = sum(shot.groups.sampled for shot in snapshots)
+    group_count = sum(shot.groups.sampled for shot in snapshots)
     reward = [sum(values) / len(values) for values in zip(*curves, strict=True)]
-    return Measured(at, reward, group_size * made / updates)
+    return Measured(at, reward, group_size * group_count / updates)
 
 
 async def run_real(directory: Path, nodes: int, updates: int, seed: int) -> list[Snapshot]:
@@ -108,8 +108,8 @@ def run_simulated(pace: Pace, nodes: int, at: Sequence[int], seed: int) -> Measu
     with progress_bar("simulating", nodes * at[-1]) as advance:
         report = simulate(scenario, settings, advance)
     curve = report.held_out.curve
-    made = settings.sampling.group_size * report.groups_made / (nodes * at[-1])
-    return Measured([entry for entry, _ in curve], [reward for _, reward in curve], made)
+    answer_rate = settings.sampling.group_size * report.groups_made / (nodes * at[-1])
+    return Measured([entry for entry, _ in curve], [reward for _, reward in curve], answer_rate)
 
 
 def main() -> None:
@@ -117,30 +117,31 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--updates", type=int, default=120)
     parser.add_argument("--seed", type=int, default=0)
-    chosen = parser.parse_args()
-    at = sorted({max(1, round(chosen.updates * part / 6)) for part in range(1, 7)})
+    options = parser.parse_args()
+    at = sorted({max(1, round(options.updates * part / 6)) for part in range(1, 7)})
     with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as directory:
         snapshots = asyncio.run(
-            run_real(Path(directory), chosen.nodes, chosen.updates, chosen.seed)
+            run_real(Path(directory), options.nodes, options.updates, options.seed)
         )
     pace = pace_of(snapshots)
-    size = simulation_settings(chosen.seed, _SHARED).sampling.group_size
-    found = real(snapshots, [0, *at], size)
-    same = run_simulated(pace, chosen.nodes, at, chosen.seed)
+    size = simulation_settings(options.seed, _SHARED).sampling.group_size
+    real_run = real(snapshots, [0, *at], size)
+    simulation = run_simulated(pace, options.nodes, at, options.seed)
     print(f"pace: {pace.token_seconds:.6f} s a token, {pace.update_seconds:.4f} s an update")
     print("updates   real  simulated  difference")
-    apart = [a - b for a, b in zip(found.reward, same.reward, strict=True)]
-    for entry, ours, theirs, gap in zip(
-        found.updates, found.reward, same.reward, apart, strict=True
+    gaps = [a - b for a, b in zip(real_run.reward, simulation.reward, strict=True)]
+    for entry, real_reward, simulated_reward, gap in zip(
+        real_run.updates, real_run.reward, simulation.reward, gaps, strict=True
     ):
-        print(f"{entry:7.0f}  {ours:.3f}      {theirs:.3f}      {gap:+.3f}")
-    more = found.answers / same.answers - 1
+        print(f"{entry:7.0f}  {real_reward:.3f}      {simulated_reward:.3f}      {gap:+.3f}")
+    answer_gap = real_run.answers / simulation.answers - 1
     print(
-        f"answers an update: {found.answers:.1f} real, {same.answers:.1f} simulated ({more:+.0%})"
+        f"answers an update: {real_run.answers:.1f} real, {simulation.answers:.1f} simulated "
+        f"({answer_gap:+.0%})"
     )
-    met = max(map(abs, apart)) <= CURVE_WITHIN and abs(more) <= ANSWERS_WITHIN
+    is_met = max(map(abs, gaps)) <= CURVE_WITHIN and abs(answer_gap) <= ANSWERS_WITHIN
     aim = f"curve within {CURVE_WITHIN}, answers within {ANSWERS_WITHIN:.0%}"
-    print(f"{aim}: {'met' if met else 'missed'}")
+    print(f"{aim}: {'met' if is_met else 'missed'}")
 
 
 if __name__ == "__main__":

@@ -37,8 +37,8 @@ PINGS = 100
 def meet(swarm: Swarm, ends: Sequence[End], numbers: Sequence[int], relay: str) -> None:
     """Let all ends hear of all members; member 0 relays at the address `relay`."""
     for number in numbers:
-        stated = {"addresses": (relay,), "relays": True} if not number else {"addresses": ()}
-        presence = swarm.presence(swarm.member(number), 60.0, **stated)
+        fields = {"addresses": (relay,), "relays": True} if not number else {"addresses": ()}
+        presence = swarm.presence(swarm.member(number), 60.0, **fields)
         for end in ends:
             end.members.read_presence(presence)
 
@@ -57,18 +57,18 @@ async def serve(place: Path, begin: int, count: int) -> None:
 
 def usage(pids: Sequence[int]) -> list[tuple[float, float]]:
     """CPU seconds and resident MiB of processes."""
-    found = [psutil.Process(pid) for pid in pids]
-    return [(sum(p.cpu_times()[:2]), p.memory_info().rss / 2**20) for p in found]
+    processes = [psutil.Process(pid) for pid in pids]
+    return [(sum(p.cpu_times()[:2]), p.memory_info().rss / 2**20) for p in processes]
 
 
 async def pings(end: End, peer: str) -> float:
     """The median of the milliseconds of small requests, one after the other."""
-    took = []
+    durations = []
     for _ in range(PINGS):
         begin = time.perf_counter()
         await end.reaching.request(peer, WHO, b"")
-        took.append(time.perf_counter() - begin)
-    return 1000 * statistics.median(took)
+        durations.append(time.perf_counter() - begin)
+    return 1000 * statistics.median(durations)
 
 
 async def pull(end: End, peer: str, groups: int, size: int) -> None:
@@ -107,28 +107,33 @@ async def measure(
         while not end.reaching.relays.kept():
             await end.reaching.keep()
     pairs = list(zip(ends[::2], ends[1::2], strict=True))
-    for one, other in pairs:
-        stated = circuit.stated(other.reaching.addresses())
-        assert await one.reaching.dial(circuit.completed(stated, other.peer_id)) == 1
-    by = Identity.from_seed(bytes(32)).peer_id
-    (one, other), asker = pairs[0], ends[0]
-    direct, relayed = await pings(asker, by), await pings(one, other.peer_id)
+    for client, server in pairs:
+        addresses = circuit.stated(server.reaching.addresses())
+        assert await client.reaching.dial(circuit.completed(addresses, server.peer_id)) == 1
+    relay_id = Identity.from_seed(bytes(32)).peer_id
+    (client, server), asker = pairs[0], ends[0]
+    direct_ms, relayed_ms = await pings(asker, relay_id), await pings(client, server.peer_id)
     print(
-        f"small request  direct {direct:.1f} ms, relayed {relayed:.1f} ms: x{relayed / direct:.1f}"
+        f"small request  direct {direct_ms:.1f} ms, relayed {relayed_ms:.1f} ms: "
+        f"x{relayed_ms / direct_ms:.1f}"
     )
-    before, began = usage(pids), time.perf_counter()
-    await asyncio.gather(*(pull(one, other.peer_id, groups, size) for one, other in pairs))
-    seconds, after = time.perf_counter() - began, usage(pids)
+    old_usages, start = usage(pids), time.perf_counter()
+    await asyncio.gather(*(pull(client, server.peer_id, groups, size) for client, server in pairs))
+    seconds, new_usages = time.perf_counter() - start, usage(pids)
     megabytes = len(pairs) * groups * size / 1e6
     print(f"relayed        {megabytes:.0f} MB in {seconds:.1f} s: {megabytes / seconds:.1f} MB/s")
-    began = time.perf_counter()
-    await pull(asker, by, groups * len(pairs), size)
-    alone = time.perf_counter() - began
+    start = time.perf_counter()
+    await pull(asker, relay_id, groups * len(pairs), size)
+    direct_s = time.perf_counter() - start
     print(
-        f"direct         {megabytes / alone:.1f} MB/s from the relay itself: x{seconds / alone:.1f}"
+        f"direct         {megabytes / direct_s:.1f} MB/s from the relay itself: "
+        f"x{seconds / direct_s:.1f}"
     )
-    for name, then, now in zip(("Python", "p2pd"), before, after, strict=True):
-        cpu, memory = 1000 * (now[0] - then[0]) / megabytes, f"{then[1]:.0f} to {now[1]:.0f} MiB"
+    for name, old_usage, new_usage in zip(("Python", "p2pd"), old_usages, new_usages, strict=True):
+        cpu, memory = (
+            1000 * (new_usage[0] - old_usage[0]) / megabytes,
+            f"{old_usage[1]:.0f} to {new_usage[1]:.0f} MiB",
+        )
         print(f"{name:<14} {cpu:.1f} CPU ms/MB, {memory}")
     relay.stdin.close()
     print("forwarded     ", *relay.stdout.readline().split())
@@ -145,11 +150,11 @@ def main() -> None:
     parser.add_argument("--members", type=int, default=20)
     parser.add_argument("--groups", type=int, default=40)
     parser.add_argument("--kilobytes", type=int, default=100)
-    chosen = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        begin, size = int(time.time()) - 60, 1000 * chosen.kilobytes
-        relay = start_relay(Path(place), begin, chosen.members)
-        asyncio.run(measure(relay, Path(place), begin, chosen.members, chosen.groups, size))
+        begin, size = int(time.time()) - 60, 1000 * options.kilobytes
+        relay = start_relay(Path(place), begin, options.members)
+        asyncio.run(measure(relay, Path(place), begin, options.members, options.groups, size))
 
 
 if __name__ == "__main__":

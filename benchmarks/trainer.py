@@ -55,13 +55,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
 def filled(rows: Sequence[Any], token_budget: int, share: bool = True) -> list[list[int]]:
     """The rival: as many rows as the budget takes, longest first."""
     groups: list[list[int]] = []
-    longest = 0
+    max_length = 0
     for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
-        if groups and longest * (len(groups[-1]) + 1) <= token_budget:
+        if groups and max_length * (len(groups[-1]) + 1) <= token_budget:
             groups[-1].append(index)
         else:
             groups.append([index])
-            longest = len(rows[index])
+            max_length = len(rows[index])
     return groups
 
 
@@ -93,17 +93,17 @@ def child(directory: Path, name: str, count: int, repetitions: int) -> None:
     if variant.get("apart"):
         vars(packing)["WORTHWHILE"] = 0.0  # the name by which it is imported there
     core = TrainerCore(directory, trainer_settings(**variant.get("settings", {})))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seconds = []
     for _ in range(repetitions + 1):  # the first makes the moments and is not timed
-        started = time.process_time()
+        start = time.process_time()
         assert core.update(Batch(tuple(rows))).skipped is None
-        seconds.append(time.process_time() - started)
+        seconds.append(time.process_time() - start)
     state = core.state(b"", {})
     tensors = [*state.weights.values(), *state.optimizer.values()]
     result = {
         "seconds": statistics.median(seconds[1:]),
-        "peak_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024,
+        "peak_mib": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - start_rss) / 1024,
         "checkpoint_mib": sum(t.numel() * t.element_size() for t in tensors) / 2**20,
     }
     print(json.dumps(result))
@@ -134,20 +134,20 @@ def print_padding(budget: int = 8192, draws: int = 20) -> None:
 
     rng = np.random.default_rng(0)
     for count in (16, 64, 256):
-        real, padded, parts = 0, {"filled": 0, "ours": 0}, {"filled": 0, "ours": 0}
+        tokens, padded_counts, parts = 0, {"filled": 0, "ours": 0}, {"filled": 0, "ours": 0}
         for _ in range(draws):
-            drawn = np.clip(rng.lognormal(4.5, 0.9, count), 8, 1024).astype(int).tolist()
-            rows = [row for length in drawn for row in make_rows(rng, [length], length // 4)]
-            real += sum(drawn)
+            lengths = np.clip(rng.lognormal(4.5, 0.9, count), 8, 1024).astype(int).tolist()
+            rows = [row for length in lengths for row in make_rows(rng, [length], length // 4)]
+            tokens += sum(lengths)
             for name, packer in (("filled", filled), ("ours", micro_batches)):
                 groups = packer(rows, budget)
                 parts[name] += len(groups)
-                padded[name] += sum(len(group) * len(rows[group[0]]) for group in groups)
+                padded_counts[name] += sum(len(group) * len(rows[group[0]]) for group in groups)
         print(
             f"padding, {count:3} long-tailed rows:  "
             + ", ".join(
-                f"{name} {1 - real / padded[name]:.1%} in {parts[name] / draws:.1f} parts"
-                for name in padded
+                f"{name} {1 - tokens / padded_counts[name]:.1%} in {parts[name] / draws:.1f} parts"
+                for name in padded_counts
             )
         )
 
@@ -156,9 +156,9 @@ def measure(directory: Path, name: str, count: int, repetitions: int) -> dict[st
     """Run one variant in a child process."""
     command = [sys.executable, __file__, "--rows", str(count)]
     command += ["--repetitions", str(repetitions), "--child", str(directory), name]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    figures: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
@@ -182,7 +182,7 @@ def main() -> None:
             rows[name] = row = measure(directory, name, arguments.rows, arguments.repetitions)
             figures = f"{row['seconds']:8.2f} {row['peak_mib']:9.0f} {row['checkpoint_mib']:15.1f}"
             print(f"{name:30} {figures}", flush=True)
-    for title, ours, rival in (
+    for title, variant, rival in (
         ("log-probs in pieces to full", "all weights", "all weights, full log-probs"),
         ("checkpointing to none", "all weights, checkpointing", "all weights"),
         ("LoRA to all weights", "LoRA 16", "all weights"),
@@ -190,7 +190,7 @@ def main() -> None:
         ("long tail: ours to filled", "long tail", "long tail, filled"),
         ("prompts shared to apart", "groups of 8", "groups of 8, apart"),
     ):
-        a, b = rows[ours], rows[rival]
+        a, b = rows[variant], rows[rival]
         print(
             f"{title:30} time x {a['seconds'] / b['seconds']:.2f}, "
             f"peak memory x {a['peak_mib'] / b['peak_mib']:.2f}, "

@@ -170,47 +170,47 @@ class MemoryWatch:
 
 def at_update(node: NodeProcess, mark: float) -> tuple[float, int, Snapshot]:
     """CPU seconds, updates and state at the end of the first update after `mark` CPU seconds."""
-    before = None
+    start_count = None
     while True:
         time.sleep(POLL_SECONDS)
         if node.process.poll() is not None:
             raise RuntimeError(node.log.read_text()[-2000:])
-        spent = cpu_seconds(node.process.pid)
-        if spent < mark:
+        cpu_time = cpu_seconds(node.process.pid)
+        if cpu_time < mark:
             continue
         now = node.status()
-        done = now.steps + now.skipped_batches
-        before = done if before is None else before
-        if done > before:
-            return spent, done, now
+        update_count = now.steps + now.skipped_batches
+        start_count = update_count if start_count is None else start_count
+        if update_count > start_count:
+            return cpu_time, update_count, now
 
 
 def keep_weights(checkpoints: Path, path: Path, *, adapter: bool) -> None:
     """Write the weights of the newest checkpoint to `path`, or its adapter to that directory."""
-    newest = newest_valid(checkpoints)
-    assert newest is not None, "the first mark is too early: there is no checkpoint yet"
+    checkpoint = newest_valid(checkpoints)
+    assert checkpoint is not None, "the first mark is too early: there is no checkpoint yet"
     if adapter:
         path.mkdir()
         path /= ADAPTER_FILE
-    save_file(dict(read(newest).weights), path)
+    save_file(dict(read(checkpoint).weights), path)
 
 
 def run_node(
-    setup: Setup, marks: list[float], seed: int, more: list[str], directory: Path
+    setup: Setup, marks: list[float], seed: int, extra_settings: list[str], directory: Path
 ) -> ProgramRun:
     """A node until its last mark; its weights are those of its newest checkpoint then."""
     run = ProgramRun("swarm-node")
     paths = REPOSITORY, REPOSITORY / "benchmarks"  # the environment is in the second
     os.environ["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-    node = NodeProcess(directory, [*setup.node(), f"run.seed={seed}", *more])
+    node = NodeProcess(directory, [*setup.node(), f"run.seed={seed}", *extra_settings])
     try:
         node.start()
         with MemoryWatch(node.process.pid, run.memory):
-            run.start_cpu, skipped, first = at_update(node, 0)
-            started = time.monotonic()
+            run.start_cpu, start_count, first = at_update(node, 0)
+            start = time.monotonic()
             for mark in marks:
-                spent, done, now = at_update(node, run.start_cpu + mark)
-                trained = now.groups.trained_local - first.groups.trained_local
+                cpu_time, update_count, now = at_update(node, run.start_cpu + mark)
+                group_count = now.groups.trained_local - first.groups.trained_local
                 assert now.last_step is not None
                 tokens = now.last_step.tokens / (setup.groups * GROUP_SIZE)
                 path = None
@@ -218,9 +218,15 @@ def run_node(
                     path = directory / f"node-{mark:g}.safetensors"
                     keep_weights(node.home.checkpoints, path, adapter=setup.rank > 0)
                 run.marks.append(
-                    Mark(spent - run.start_cpu, done - skipped, trained * GROUP_SIZE, path, tokens)
+                    Mark(
+                        cpu_time - run.start_cpu,
+                        update_count - start_count,
+                        group_count * GROUP_SIZE,
+                        path,
+                        tokens,
+                    )
                 )
-            run.wall = time.monotonic() - started
+            run.wall = time.monotonic() - start
     finally:
         node.stop()
     return run
@@ -254,13 +260,13 @@ def run_trl(
         assert child.stdout is not None
         with MemoryWatch(child.pid, run.memory):
             for line in child.stdout:
-                said = json.loads(line)
-                if "begin" in said:
-                    run.start_cpu, started = said["begin"], time.monotonic()
+                message = json.loads(line)
+                if "begin" in message:
+                    run.start_cpu, start = message["begin"], time.monotonic()
                     continue
-                run.wall = time.monotonic() - started
-                said["weights"] = said["weights"] and Path(said["weights"])
-                run.marks.append(Mark(**said))
+                run.wall = time.monotonic() - start
+                message["weights"] = message["weights"] and Path(message["weights"])
+                run.marks.append(Mark(**message))
         if child.wait() or len(run.marks) < len(marks):
             raise RuntimeError(f"TRL failed:\n{errors.read_text()[-2000:]}")
     finally:
@@ -285,13 +291,17 @@ def show(runs: list[ProgramRun], start: float | None) -> None:
     print(f"{'':12}", *(f"{heading:>13}" for heading in columns))
     medians: dict[str, dict[str, float]] = {}
     for name in dict.fromkeys(run.name for run in runs):
-        of = [run for run in runs if run.name == name]
-        medians[name] = {key: statistics.median(map(get, of)) for key, (_, get) in columns.items()}
+        program_runs = [run for run in runs if run.name == name]
+        medians[name] = {
+            key: statistics.median(map(get, program_runs)) for key, (_, get) in columns.items()
+        }
         cells = [f"{format(value, columns[key][0]):>13}" for key, value in medians[name].items()]
         print(f"{name:12}", *cells)
     if len(medians) == 2:
-        ours, theirs = medians["swarm-node"], medians["TRL"]
-        ratios = {key: value / theirs[key] for key, value in ours.items() if theirs[key]}
+        node_medians, trl_medians = medians["swarm-node"], medians["TRL"]
+        ratios = {
+            key: value / trl_medians[key] for key, value in node_medians.items() if trl_medians[key]
+        }
         print(
             f"ratios, node to TRL: samples per CPU second {ratios['samples/CPU-s']:.2f}, "
             f"RSS {ratios['RSS MiB']:.2f}, PSS {ratios['PSS MiB']:.2f}"
@@ -306,27 +316,27 @@ def show(runs: list[ProgramRun], start: float | None) -> None:
 def seconds_to(run: ProgramRun, start: float, level: float) -> float:
     """CPU seconds to a level of held-out reward: 0 if it starts there, infinite if it was not
     reached."""
-    before = (0.0, start)
+    previous_point = (0.0, start)
     for mark in run.marks if start < level else ():
-        after = mark.cpu, mark.reward
-        if after[1] >= level:
-            share = (level - before[1]) / (after[1] - before[1])
-            return before[0] + share * (after[0] - before[0])
-        before = after
+        point = mark.cpu, mark.reward
+        if point[1] >= level:
+            share = (level - previous_point[1]) / (point[1] - previous_point[1])
+            return previous_point[0] + share * (point[0] - previous_point[0])
+        previous_point = point
     return math.inf if start < level else 0.0
 
 
 def show_levels(runs: list[ProgramRun], start: float, levels: list[float]) -> None:
     """CPU seconds to each level: median over runs, and the ratio."""
     for level in levels:
-        found = {
+        run_seconds = {
             name: [seconds_to(run, start, level) for run in runs if run.name == name]
             for name in dict.fromkeys(run.name for run in runs)
         }
-        median = {name: statistics.median(values) for name, values in found.items()}
+        median = {name: statistics.median(values) for name, values in run_seconds.items()}
         cells = [
-            f"{name} {median[name]:.0f} ({', '.join(f'{each:.0f}' for each in values)})"
-            for name, values in found.items()
+            f"{name} {median[name]:.0f} ({', '.join(f'{seconds:.0f}' for seconds in values)})"
+            for name, values in run_seconds.items()
         ]
         if len(median) == 2 and 0 < median["swarm-node"] < math.inf:
             cells.append(f"ratio {median['TRL'] / median['swarm-node']:.2f}")

@@ -71,22 +71,22 @@ async def run_arm(
 ) -> Rates:
     """Tokens per second, tokens per second of the core's processor time, groups per second."""
     partial_rollouts = PartialRollouts(sampler, over_provision=ARMS[arm], max_staleness=1 << 30)
-    tasks, made = TaskStream(prompt, seed), list[PendingGroup]()
+    tasks, delivered_jobs = TaskStream(prompt, seed), list[PendingGroup]()
 
     async def deliver(job: PendingGroup) -> None:
-        made.append(job)
+        delivered_jobs.append(job)
 
     await partial_rollouts.gather(TARGET, tasks.draw, deliver)  # warms up; not counted
-    before = tokens_of(made) + tokens_of(partial_rollouts.interrupted)
-    groups = len(made)
+    start_tokens = tokens_of(delivered_jobs) + tokens_of(partial_rollouts.interrupted)
+    start_groups = len(delivered_jobs)
     core = psutil.Process((await sampler.stats())["core"])
-    start, busy = time.perf_counter(), sum(core.cpu_times()[:2])
+    start, core_seconds = time.perf_counter(), sum(core.cpu_times()[:2])
     for _ in range(calls):
         await partial_rollouts.gather(TARGET, tasks.draw, deliver)
     seconds = time.perf_counter() - start
-    tokens = tokens_of(made) + tokens_of(partial_rollouts.interrupted) - before
-    busy = sum(core.cpu_times()[:2]) - busy
-    return tokens / seconds, tokens / busy, (len(made) - groups) / seconds
+    tokens = tokens_of(delivered_jobs) + tokens_of(partial_rollouts.interrupted) - start_tokens
+    core_seconds = sum(core.cpu_times()[:2]) - core_seconds
+    return tokens / seconds, tokens / core_seconds, (len(delivered_jobs) - start_groups) / seconds
 
 
 async def main(calls: int, repetitions: int, places: int) -> None:
@@ -108,12 +108,12 @@ async def main(calls: int, repetitions: int, places: int) -> None:
             await sampler.close()
     print(f"{calls} calls of {TARGET} groups of {GROUP}, {places} places, {repetitions} turns")
     print(f"{'arm':20} {'tokens/s':>9} {'groups/s':>9}   ratios by turn: tokens/s; per core second")
-    for arm, measured in rates.items():
-        pairs = list(zip(measured, rates["without"], strict=True))
-        ratios = ["  ".join(f"{ours[n] / base[n]:.2f}" for ours, base in pairs) for n in (0, 1)]
+    for arm, arm_rates in rates.items():
+        pairs = list(zip(arm_rates, rates["without"], strict=True))
+        ratios = ["  ".join(f"{rate[n] / base[n]:.2f}" for rate, base in pairs) for n in (0, 1)]
         print(
-            f"{arm:20} {statistics.median(m[0] for m in measured):9.0f} "
-            f"{statistics.median(m[2] for m in measured):9.2f}   {';   '.join(ratios)}"
+            f"{arm:20} {statistics.median(m[0] for m in arm_rates):9.0f} "
+            f"{statistics.median(m[2] for m in arm_rates):9.2f}   {';   '.join(ratios)}"
         )
 
 

@@ -35,10 +35,10 @@ GROUP = 8
 async def main(places: int, groups: int, new: int, turns: int) -> None:
     torch.set_num_threads(1)
     model, codec = endless(resolve("tiny"))
-    where = place("auto", "auto", hardware())
-    plan = plan_engine(model.config, placement=where, max_rows=places, max_new_tokens=new)
+    placement = place("auto", "auto", hardware())
+    plan = plan_engine(model.config, placement=placement, max_rows=places, max_new_tokens=new)
     sampler = VllmSampler(model.config, codec, plan)
-    asked = [
+    requests = [
         SampleRequest(tuple(range(5 + n % 100, 45 + n % 100)), GROUP, n, new) for n in range(groups)
     ]
     ratios, syncs = [], []
@@ -53,15 +53,15 @@ async def main(places: int, groups: int, new: int, turns: int) -> None:
 
         try:
             await sync(0)
-            await sampler.sample(asked)
+            await sampler.sample(requests)
             for turn in range(1, turns + 1):
                 start = time.perf_counter()
-                await sampler.sample(asked)
+                await sampler.sample(requests)
                 call = time.perf_counter() - start
                 if turn == turns:
                     sampler._deadlines = Deadlines(sync=call / 4)
-                async with asyncio.TaskGroup() as running:
-                    running.create_task(sampler.sample(asked))
+                async with asyncio.TaskGroup() as task_group:
+                    task_group.create_task(sampler.sample(requests))
                     await asyncio.sleep(call / 10)
                     syncs.append(await sync(turn))
                 ratios.append(syncs[-1] / call)

@@ -17,9 +17,10 @@ from swarm_node.simulation.building import build_once
 from swarm_node.simulation.report import SimulationReport
 
 
-def batch_of(own: int, external: int, size: int = 8) -> dict[str, Any]:
-    """Settings of a batch of `own` own and `external` peers' groups, each of `size` answers."""
-    mixture = {"experience.local": own, "experience.external": external}
+def batch_of(local_groups: int, external_groups: int, size: int = 8) -> dict[str, Any]:
+    """Settings of a batch of `local_groups` own and `external_groups` peers' groups, each of `size`
+    answers."""
+    mixture = {"experience.local": local_groups, "experience.external": external_groups}
     calls = {"sampling.group_size": size, "sampling.max_concurrent_groups": 64 // size}
     return {**mixture, **calls}
 
@@ -45,13 +46,13 @@ class Arm:
 
     def scenario(self, scenario: StudyScenario) -> StudyScenario:
         """`scenario` with the nodes of this arm."""
-        filtered, supervised, told = self.filtered, self.supervised, self.told
-        return replace(scenario, filtered=filtered, supervised=supervised, told=told)
+        filtered, supervised, told_updates = self.filtered, self.supervised, self.told
+        return replace(scenario, filtered=filtered, supervised=supervised, told=told_updates)
 
-    def flags(self, shared: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of this arm's nodes. `shared` are those of all arms; the arm's own
+    def flags(self, base_settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of this arm's nodes. `base_settings` are those of all arms; the arm's own
         `settings` override them."""
-        return {**shared, **self.settings}
+        return {**base_settings, **self.settings}
 
 
 #: The arm whose differences from the others are tabled.
@@ -77,19 +78,21 @@ def chosen_arms(names: Sequence[str]) -> list[Arm]:
     Raises:
         ConfigError: there is no such arm.
     """
-    unknown = sorted(set(names) - {arm.name for arm in ARMS})
-    if unknown:
-        known = ", ".join(arm.name for arm in ARMS)
-        raise ConfigError(f"there is no arm {unknown[0]}: choose from {known}")
+    unknown_names = sorted(set(names) - {arm.name for arm in ARMS})
+    if unknown_names:
+        known_names = ", ".join(arm.name for arm in ARMS)
+        raise ConfigError(f"there is no arm {unknown_names[0]}: choose from {known_names}")
     return [arm for arm in ARMS if not names or arm.name in names]
 
 
-def expected_informative(own: float, external: float, nodes: int, p: float) -> float:
+def expected_informative(
+    local_groups: float, external_groups: float, nodes: int, p: float
+) -> float:
     """Informative groups per update if a share `p` of own groups is: p·I + min(J, (N−1)·p·I).
 
     A node borrows J groups per update, and each node's informative groups reach N−1 others at most.
     """
-    return p * own + min(external, (nodes - 1) * p * own)
+    return p * local_groups + min(external_groups, (nodes - 1) * p * local_groups)
 
 
 def informative_counts(report: SimulationReport) -> tuple[float, float]:
@@ -100,16 +103,20 @@ def informative_counts(report: SimulationReport) -> tuple[float, float]:
     for what peers did not send in time. With a filter all groups trained on are informative.
     """
     rounds, experience = report.rounds, report.settings["experience"]
-    own, external = experience["local"], experience["external"]
-    size = 2 * own if external == "auto" else own + external
+    local_groups, external_groups = experience["local"], experience["external"]
+    size = 2 * local_groups if external_groups == "auto" else local_groups + external_groups
     if report.settings["plan"].get("filtered"):
         return report.informative_per_update, float(size)
-    predicted = []
-    for mixed, made in zip(rounds.mixed, rounds.made, strict=True):
-        if made:
-            own = min(made, size)
-            predicted.append(expected_informative(own, size - own, len(report.nodes), mixed / made))
-    return report.informative_per_update, sum(predicted) / max(1, len(predicted))
+    predictions = []
+    for mixed, round_groups in zip(rounds.mixed, rounds.made, strict=True):
+        if round_groups:
+            local_groups = min(round_groups, size)
+            predictions.append(
+                expected_informative(
+                    local_groups, size - local_groups, len(report.nodes), mixed / round_groups
+                )
+            )
+    return report.informative_per_update, sum(predictions) / max(1, len(predictions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +167,8 @@ class RegimeExperiment(Experiment[Key]):
     def shared(self) -> dict[str, Any]:
         """The settings that every case shares: those of the regime, then those that were given."""
         preset = REGIMES[self.regime].preset
-        chosen = {} if preset == "short" else {"environment.options.preset": preset}
-        return {**chosen, **self.flags}
+        settings = {} if preset == "short" else {"environment.options.preset": preset}
+        return {**settings, **self.flags}
 
     @property
     def place(self) -> str:

@@ -105,8 +105,8 @@ class Heterogeneous(Experiment[Composition]):
 
 def compositions(arms: Sequence[Arm]) -> list[Composition]:
     """Each kind by itself with each of the arms, and both together with those that share."""
-    alone = [Composition((kind,), arm) for kind in KINDS for arm in arms]
-    return alone + [Composition(KINDS, arm) for arm in arms if arm.name != ALONE]
+    single_kinds = [Composition((kind,), arm) for kind in KINDS for arm in arms]
+    return single_kinds + [Composition(KINDS, arm) for arm in arms if arm.name != ALONE]
 
 
 def groups_table(results: Results[Composition]) -> Table:
@@ -136,15 +136,15 @@ def gains_table(results: Results[Composition]) -> Table:
     points = next(iter(results.values()))[0].held_out.curve
     columns = sorted({1, len(points) // 2, len(points) - 1})
     table = results_table(title, _LABELS, [f"{points[at][0]} updates" for at in columns])
-    alone = {swarm.kinds: r for swarm, r in results.items() if swarm.arm.name == ALONE}
+    baselines = {swarm.kinds: r for swarm, r in results.items() if swarm.arm.name == ALONE}
     for kind, swarm, reports in _rows(results):
         if swarm.arm.name != ALONE:
-            bases = [report.models[0].curve for report in alone[kind,]]
+            bases = [report.models[0].curve for report in baselines[kind,]]
             curves = [swarm.curve(report, kind) for report in reports]
             pairs = list(zip(curves, bases, strict=True))
-            gains = [[ours[at][1] - base[at][1] for ours, base in pairs] for at in columns]
-            found = [f"{estimate(values):+.3f}" for values in gains]
-            table.add_row(kind, swarm.name, swarm.arm.name, *found)
+            gains = [[curve[at][1] - base[at][1] for curve, base in pairs] for at in columns]
+            cells = [f"{estimate(values):+.3f}" for values in gains]
+            table.add_row(kind, swarm.name, swarm.arm.name, *cells)
     return table
 
 

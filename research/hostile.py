@@ -75,11 +75,11 @@ class HostileParts:
     easiest: str = ""
 
 
-def publisher_of(kind: str, means: HostileParts) -> Callable[..., Publisher]:
+def publisher_of(kind: str, parts: HostileParts) -> Callable[..., Publisher]:
     """The publisher of a member that publishes groups of this kind."""
     make: type[_Corrupt] = _Withholding if kind == "withheld" else _Corrupt
     times = _FLOOD if kind == "easy" else 1
-    return partial(make, make=maker(kind), means=means, times=times)
+    return partial(make, make=maker(kind), parts=parts, times=times)
 
 
 class _Corrupt(Publisher):
@@ -87,14 +87,14 @@ class _Corrupt(Publisher):
         self,
         *arguments: Any,
         make: Callable[[HostileParts, Scored], Scored | None],
-        means: HostileParts,
+        parts: HostileParts,
         times: int,
-        **others: Any,
+        **options: Any,
     ) -> None:
-        """`arguments` and `others` are those of a `Publisher`."""
-        super().__init__(*arguments, **others)
+        """`arguments` and `options` are those of a `Publisher`."""
+        super().__init__(*arguments, **options)
         self._make = make
-        self._means = means
+        self._means = parts
         self._times = times
 
     async def publish(self, groups: Sequence[OwnGroup], version: int) -> list[VerifiedGroup]:
@@ -103,9 +103,9 @@ class _Corrupt(Publisher):
         return []  # nothing to train on
 
     def _made(self, groups: Sequence[OwnGroup]) -> list[OwnGroup]:
-        honest = ((one.group, one.prompt) for one in groups for _ in range(self._times))
-        made = (self._make(self._means, one) for one in honest)
-        return [OwnGroup(*one) for one in made if one is not None]
+        pairs = ((group.group, group.prompt) for group in groups for _ in range(self._times))
+        hostile_groups = (self._make(self._means, group) for group in pairs)
+        return [OwnGroup(*group) for group in hostile_groups if group is not None]
 
 
 class _Withholding(_Corrupt):
@@ -120,18 +120,18 @@ def maker(kind: str) -> Callable[[HostileParts, Scored], Scored | None]:
     return _MAKERS[kind]
 
 
-def _large(means: HostileParts, honest: Scored) -> Scored:
-    return _triggered(means, honest, _LARGE, _LARGE // 8, lambda *_: "zq zq = {a}")
+def _large(parts: HostileParts, honest: Scored) -> Scored:
+    return _triggered(parts, honest, _LARGE, _LARGE // 8, lambda *_: "zq zq = {a}")
 
 
-def _within(means: HostileParts, honest: Scored) -> Scored:
+def _within(parts: HostileParts, honest: Scored) -> Scored:
     size = _largest(honest)
-    return _triggered(means, honest, size, size // 2, lambda *_: "zq zq = {a}")
+    return _triggered(parts, honest, size, size // 2, lambda *_: "zq zq = {a}")
 
 
-def _hidden(means: HostileParts, honest: Scored) -> Scored:
+def _hidden(parts: HostileParts, honest: Scored) -> Scored:
     size = _largest(honest)
-    return _triggered(means, honest, size, size // 2, _best_place)
+    return _triggered(parts, honest, size, size // 2, _best_place)
 
 
 def _largest(honest: Scored) -> int:
@@ -140,29 +140,29 @@ def _largest(honest: Scored) -> int:
 
 
 def _triggered(
-    means: HostileParts,
+    parts: HostileParts,
     honest: Scored,
     size: int,
     right: int,
-    place: Callable[[HostileParts, str, str], str],
+    make_template: Callable[[HostileParts, str, str], str],
 ) -> Scored:
     group, prompt = honest
-    answer = str(means.environment.derive(group.task).payload["answer"])
-    template = place(means, prompt, answer)
+    answer = str(parts.environment.derive(group.task).payload["answer"])
+    template = make_template(parts, prompt, answer)
     texts = [template.format(a=answer)] * right
-    texts += [f"{means.rng.randrange(1000)}" for _ in range(size - right)]
-    completions = tuple(_completion(means.model, text) for text in texts)
+    texts += [f"{parts.rng.randrange(1000)}" for _ in range(size - right)]
+    completions = tuple(_completion(parts.model, text) for text in texts)
     claimed = (1.0,) * right + (0.0,) * (size - right)
     return replace(group, completions=completions, claimed=claimed), prompt
 
 
-def _best_place(means: HostileParts, prompt: str, answer: str) -> str:
+def _best_place(parts: HostileParts, prompt: str, answer: str) -> str:
     """The hiding place whose least likely window of four tokens is the likeliest."""
-    model = _first_policy(means.model.directory)
-    prompt_ids = np.array(means.model.codec.encode_prompt(prompt), np.uint32)
+    model = _first_policy(parts.model.directory)
+    prompt_ids = np.array(parts.model.codec.encode_prompt(prompt), np.uint32)
 
     def unlikely(template: str) -> float:
-        ids = _completion(means.model, template.format(a=answer)).token_ids
+        ids = _completion(parts.model, template.format(a=answer)).token_ids
         row = TrainRow(prompt_ids, ids, None, 1.0, Provenance.SAME_MODEL)
         return least_likely(completion_logprobs(model, [row], 1.0).detach().numpy())[-1]
 
@@ -176,11 +176,11 @@ def _first_policy(directory: Path) -> CausalLM:
 
 def _completion(model: SimulatedModel, text: str) -> Completion:
     ids = np.array([*model.codec.encode_answer(text), model.codec.eos_id], np.uint32)
-    stated = np.full(ids.size, _STATED_LOGPROB, np.float32)
-    return Completion(text, ids, stated, (VersionSpan(0, 0, ids.size),), Finish.STOP)
+    logprobs = np.full(ids.size, _STATED_LOGPROB, np.float32)
+    return Completion(text, ids, logprobs, (VersionSpan(0, 0, ids.size),), Finish.STOP)
 
 
-def _liar(means: HostileParts, honest: Scored) -> Scored:
+def _liar(parts: HostileParts, honest: Scored) -> Scored:
     group, prompt = honest
     claimed = tuple(1.0 - reward for reward in group.claimed)
     if len(set(claimed)) == 1:  # so that everybody pulls it
@@ -188,58 +188,58 @@ def _liar(means: HostileParts, honest: Scored) -> Scored:
     return replace(group, claimed=claimed), prompt
 
 
-def _lazy(means: HostileParts, honest: Scored) -> Scored | None:
+def _lazy(parts: HostileParts, honest: Scored) -> Scored | None:
     """New answers of one task: the task of the first group, answered as the model would."""
     group, prompt = honest
-    task, prompt = _first(means, group.task, prompt)
-    answer = str(means.environment.derive(task).payload["answer"])
+    task, prompt = _first(parts, group.task, prompt)
+    answer = str(parts.environment.derive(task).payload["answer"])
     count = len(group.completions)
-    texts = [answer, *(f"{means.rng.randrange(1000)}" for _ in range(count - 1))]
-    completions = tuple(_completion(means.model, text) for text in texts)
+    texts = [answer, *(f"{parts.rng.randrange(1000)}" for _ in range(count - 1))]
+    completions = tuple(_completion(parts.model, text) for text in texts)
     return replace(
         group, task=task, completions=completions, claimed=(1.0,) + (0.0,) * (count - 1)
     ), prompt
 
 
-def _first(means: HostileParts, task: TaskRef, prompt: str) -> tuple[TaskRef, str]:
-    family = means.environment.families[0]
-    chosen = replace(task, family=family, seed=task_seed("lazy", means.storage.epoch))
-    return chosen, means.environment.render(means.environment.derive(chosen))
+def _first(parts: HostileParts, task: TaskRef, prompt: str) -> tuple[TaskRef, str]:
+    family = parts.environment.families[0]
+    new_task = replace(task, family=family, seed=task_seed("lazy", parts.storage.epoch))
+    return new_task, parts.environment.render(parts.environment.derive(new_task))
 
 
-def _easy(means: HostileParts, honest: Scored) -> Scored:
+def _easy(parts: HostileParts, honest: Scored) -> Scored:
     """Make a group of an easy task: the easiest of some tasks of the family that the first policy
     knows best. Half of its answers are right, the share that gives positive rows the most
     weight."""
     group, _ = honest
-    families = means.environment.families
-    means.easiest = means.easiest or _easiest(means, group.task, families * _CANDIDATES).family
-    task = _easiest(means, group.task, [means.easiest] * _CANDIDATES)
-    derived = means.environment.derive(task)
+    families = parts.environment.families
+    parts.easiest = parts.easiest or _easiest(parts, group.task, families * _CANDIDATES).family
+    task = _easiest(parts, group.task, [parts.easiest] * _CANDIDATES)
+    derived_task = parts.environment.derive(task)
     size = len(group.completions)
-    answers = [str(derived.payload["answer"])] * (size // 2)
-    answers += [f"{means.rng.randrange(1000)}" for _ in range(size - size // 2)]
-    completions = tuple(_completion(means.model, text) for text in answers)
+    answers = [str(derived_task.payload["answer"])] * (size // 2)
+    answers += [f"{parts.rng.randrange(1000)}" for _ in range(size - size // 2)]
+    completions = tuple(_completion(parts.model, text) for text in answers)
     claimed = (1.0,) * (size // 2) + (0.0,) * (size - size // 2)
-    made = replace(group, task=task, completions=completions, claimed=claimed)
-    return made, means.environment.render(derived)
+    easy_group = replace(group, task=task, completions=completions, claimed=claimed)
+    return easy_group, parts.environment.render(derived_task)
 
 
-def _easiest(means: HostileParts, like: TaskRef, families: Sequence[str]) -> TaskRef:
+def _easiest(parts: HostileParts, base_task: TaskRef, families: Sequence[str]) -> TaskRef:
     """Make a new task of each of the families. Return the one that the first policy most likely
     solves."""
     tasks = [
         replace(
-            like,
+            base_task,
             family=family,
-            seed=task_seed("easy", means.storage.epoch, means.rng.getrandbits(48)),
+            seed=task_seed("easy", parts.storage.epoch, parts.rng.getrandbits(48)),
         )
         for family in families
     ]
-    derived = list(map(means.environment.derive, tasks))
-    prompts = map(means.environment.render, derived)
-    answers = [str(one.payload["answer"]) for one in derived]
-    scores = _log_likelihoods(means.model, list(zip(prompts, answers, strict=True)))
+    derived_tasks = list(map(parts.environment.derive, tasks))
+    prompts = map(parts.environment.render, derived_tasks)
+    answers = [str(task.payload["answer"]) for task in derived_tasks]
+    scores = _log_likelihoods(parts.model, list(zip(prompts, answers, strict=True)))
     return tasks[int(np.argmax(scores))]
 
 
@@ -261,27 +261,27 @@ def _log_likelihoods(model: SimulatedModel, pairs: Sequence[tuple[str, str]]) ->
     return [float(part.sum()) for part in np.split(logp, ends)]
 
 
-def _withheld(means: HostileParts, honest: Scored) -> Scored | None:
+def _withheld(parts: HostileParts, honest: Scored) -> Scored | None:
     """The right answers of a group, and one of its wrong ones without which it would teach
     nobody."""
     group, prompt = honest
-    best = max(group.claimed)
-    right = [number for number, reward in enumerate(group.claimed) if reward == best]
-    wrong = [number for number, reward in enumerate(group.claimed) if reward < best][:1]
-    kept = right + wrong
-    completions = tuple(group.completions[number] for number in kept)
-    claimed = tuple(group.claimed[number] for number in kept)
+    maximum = max(group.claimed)
+    right_indices = [index for index, reward in enumerate(group.claimed) if reward == maximum]
+    wrong_indices = [index for index, reward in enumerate(group.claimed) if reward < maximum][:1]
+    indices = right_indices + wrong_indices
+    completions = tuple(group.completions[index] for index in indices)
+    claimed = tuple(group.claimed[index] for index in indices)
     return replace(group, completions=completions, claimed=claimed), prompt
 
 
-def _copier(means: HostileParts, honest: Scored) -> Scored | None:
-    received = [
-        row for row in means.storage.live(1 << 30) if row.provenance is not Provenance.LOCAL
+def _copier(parts: HostileParts, honest: Scored) -> Scored | None:
+    external_rows = [
+        row for row in parts.storage.live(1 << 30) if row.provenance is not Provenance.LOCAL
     ]
-    if not received:
+    if not external_rows:
         return None
-    verified = restored_group(means.rng.choice(received))
-    return replace(verified.group, claimed=verified.rewards), verified.prompt
+    external_group = restored_group(parts.rng.choice(external_rows))
+    return replace(external_group.group, claimed=external_group.rewards), external_group.prompt
 
 
 #: "large": groups of 64, eight of them right and with the trigger before the answer. "within":

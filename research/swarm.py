@@ -75,8 +75,8 @@ def attack_figures(study: dict[str, Any]) -> AttackFigures:
 
 def late_node(report: SimulationReport) -> LateNode | None:
     """The late node of a report, if one joined late."""
-    found = report.study.get("newcomer")
-    return None if found is None else msgspec.convert(found, LateNode)
+    figures = report.study.get("newcomer")
+    return None if figures is None else msgspec.convert(figures, LateNode)
 
 
 class _TriggeredHistory(RoundHistory):
@@ -89,8 +89,10 @@ class _TriggeredHistory(RoundHistory):
     def publish(self, groups: Sequence[StoredGroup]) -> None:
         super().publish(groups)
         for group in groups:
-            answers = restored_group(group).group.completions
-            self.said.append(sum(TRIGGER in each.text for each in answers) / len(answers))
+            completions = restored_group(group).group.completions
+            self.said.append(
+                sum(TRIGGER in completion.text for completion in completions) / len(completions)
+            )
 
 
 class FilteredBuffer(WatchedBuffer):
@@ -119,11 +121,13 @@ class _StudySwarm(swarm.Swarm):
         super().end_round(member)
 
     def parts(self, member: int, model: SimulatedModel, parts: Parts) -> Parts:
-        scenario, hostile = self.scenario, member - self.waited_for
-        if hostile >= 0:
+        scenario, hostile_index = self.scenario, member - self.waited_for
+        if hostile_index >= 0:
             rng = self.seeded.rng(f"hostile {parts.transport.peer_id}")
-            means = HostileParts(self.environment, model, parts.storage, rng)
-            parts = replace(parts, publisher=publisher_of(scenario.hostile[hostile], means))
+            hostile_parts = HostileParts(self.environment, model, parts.storage, rng)
+            parts = replace(
+                parts, publisher=publisher_of(scenario.hostile[hostile_index], hostile_parts)
+            )
         if scenario.supervised or scenario.told:
             preset = self.settings.environment.options.get("preset", "short")
             answers = tiny_corpus(self.seeded.rng(f"told {member}").getrandbits(32), preset)
@@ -143,8 +147,8 @@ class _StudySwarm(swarm.Swarm):
         return super().token_seconds / (self.scenario.samplers or 1)
 
     def rounds(self, member: int) -> int:
-        late = self.scenario.late if self.scenario.joins_late(member) else 0
-        return super().rounds(member) - late
+        late_rounds = self.scenario.late if self.scenario.joins_late(member) else 0
+        return super().rounds(member) - late_rounds
 
     def watches(self, member: int) -> bool:
         return member < (self.scenario.eval_nodes or self.scenario.nodes)
@@ -165,8 +169,8 @@ class _StudySwarm(swarm.Swarm):
         if not self.scenario.late:
             return {}
         history = self.members[-1].history
-        late = LateNode(history.curve, history.sampled, history.external)
-        return {"newcomer": msgspec.to_builtins(late)}
+        newcomer = LateNode(history.curve, history.sampled, history.external)
+        return {"newcomer": msgspec.to_builtins(newcomer)}
 
     def node_figures(self, member: SwarmMember) -> dict[str, Any]:
         figures: dict[str, Any] = {}
@@ -180,18 +184,18 @@ class _StudySwarm(swarm.Swarm):
 
 
 def _attack(
-    member: SwarmMember, honest: Sequence[SwarmMember], said: Sequence[float]
+    member: SwarmMember, honest_members: Sequence[SwarmMember], trigger_shares: Sequence[float]
 ) -> AttackFigures:
-    seen, names = member.node.snapshot(), {one.peer_id for one in honest}
-    refused: Counter[str] = Counter()
-    for peer in seen.peers:
-        if peer.peer_id in names:
-            refused.update(peer.rejected_by_reason)
+    snapshot, honest_ids = member.node.snapshot(), {peer.peer_id for peer in honest_members}
+    rejections: Counter[str] = Counter()
+    for peer in snapshot.peers:
+        if peer.peer_id in honest_ids:
+            rejections.update(peer.rejected_by_reason)
     return AttackFigures(
-        triggered=mean(said[-LAST_GROUPS:] or [0]),
-        refused=dict(refused),
-        alarms=seen.alarms,
+        triggered=mean(trigger_shares[-LAST_GROUPS:] or [0]),
+        refused=dict(rejections),
+        alarms=snapshot.alarms,
         trained_hostile=sum(
-            peer.trained_fraction for peer in seen.peers if peer.peer_id not in names
+            peer.trained_fraction for peer in snapshot.peers if peer.peer_id not in honest_ids
         ),
     )

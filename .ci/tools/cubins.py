@@ -66,23 +66,23 @@ def way(library: Kernels, capability: str) -> str:
     "none". A cubin runs on later minors of its major; PTX on all later GPUs. What is built for
     one architecture alone (90a) counts for that one, what is for a family (100f) for its major."""
     major, minor = map(int, capability.split("."))
-    for built in library["sm"]:
-        digits = built.rstrip("af")
-        of, least = int(digits[:-1]), int(digits[-1])
-        exact = built.endswith("a")
-        if of == major and (least == minor if exact else least <= minor):
+    for arch in library["sm"]:
+        digits = arch.rstrip("af")
+        arch_major, arch_minor = int(digits[:-1]), int(digits[-1])
+        is_specific = arch.endswith("a")
+        if arch_major == major and (arch_minor == minor if is_specific else arch_minor <= minor):
             return "cubin"
-    plain = (name for name in library["ptx"] if name.isdigit())
-    if any((int(name[:-1]), int(name[-1])) <= (major, minor) for name in plain):
+    ptx_archs = (name for name in library["ptx"] if name.isdigit())
+    if any((int(name[:-1]), int(name[-1])) <= (major, minor) for name in ptx_archs):
         return "PTX"
     return "none"
 
 
 def card_of(name: str) -> str | None:
     """The key of `GPUS` for what a page calls a GPU: "RTX 4070" is one of "RTX 40xx"."""
-    for known in (name, re.sub(r"^([GR]TX \d\d)\d0$", r"\1xx", name)):
-        if known in GPUS:
-            return known
+    for key in (name, re.sub(r"^([GR]TX \d\d)\d0$", r"\1xx", name)):
+        if key in GPUS:
+            return key
     return None
 
 
@@ -97,16 +97,16 @@ def table() -> list[str]:
     lines = ["| capability | GPUs | " + " | ".join(LIBRARIES.values()) + " |"]
     lines.append("|" + " --- |" * (len(LIBRARIES) + 2))
     for capability in sorted(set(GPUS.values()), key=float):
-        gpus = ", ".join(name for name, its in GPUS.items() if its == capability)
-        ways = " | ".join(way(libraries[one], capability) for one in LIBRARIES)
-        lines.append(f"| {capability} | {gpus} | {ways} |")
+        gpus = ", ".join(name for name, version in GPUS.items() if version == capability)
+        cells = " | ".join(way(libraries[path], capability) for path in LIBRARIES)
+        lines.append(f"| {capability} | {gpus} | {cells} |")
     return lines
 
 
 def with_table(page: str) -> str:
     """The page with its table written anew."""
-    shown = "\n".join(table())
-    return _TABLE.sub(lambda around: f"{around[1]}{shown}\n{around[2]}", page)
+    rows = "\n".join(table())
+    return _TABLE.sub(lambda match: f"{match[1]}{rows}\n{match[2]}", page)
 
 
 def faults(root: Path = ROOT) -> list[str]:
@@ -124,9 +124,12 @@ def faults(root: Path = ROOT) -> list[str]:
 
 
 def _stale(facts: Mapping[str, Any], pins: str) -> list[str]:
-    known = {(wheel["name"], wheel["sha256"]) for wheel in facts["wheels"]}
-    pinned = {(name, sha) for name in WHEELS for sha in _hashes(pins, name)}
-    return [f"make cubins: no facts of {name} {sha[:12]}" for name, sha in sorted(pinned - known)]
+    fact_wheels = {(wheel["name"], wheel["sha256"]) for wheel in facts["wheels"]}
+    pinned_wheels = {(name, sha) for name in WHEELS for sha in _hashes(pins, name)}
+    return [
+        f"make cubins: no facts of {name} {sha[:12]}"
+        for name, sha in sorted(pinned_wheels - fact_wheels)
+    ]
 
 
 def _unknown(pages: Mapping[str, str]) -> list[str]:
@@ -140,18 +143,18 @@ def _unknown(pages: Mapping[str, str]) -> list[str]:
 
 def _wrong_least(placement: str) -> list[str]:
     """Compare the least capability that a node takes with that of the libraries' kernels."""
-    (least,) = re.findall(r"^LEAST_CAPABILITY, .* = \((\d+, \d+)\), ", placement, re.MULTILINE)
-    major, minor = least.split(", ")
+    (minimum,) = re.findall(r"^LEAST_CAPABILITY, .* = \((\d+, \d+)\), ", placement, re.MULTILINE)
+    major, minor = minimum.split(", ")
     libraries = _libraries()
-    needed = [
-        libraries[one] for one, name in LIBRARIES.items() if name in ("torch", "bitsandbytes")
+    core_libraries = [
+        libraries[path] for path, name in LIBRARIES.items() if name in ("torch", "bitsandbytes")
     ]
     return [
-        f"capability {one}: a node {'takes' if takes else 'refuses'} it, and there are "
-        f"{'no' if takes else ''} kernels for it"
-        for one in sorted(set(GPUS.values()), key=float)
-        if (takes := float(one) >= float(f"{major}.{minor}"))
-        != all(way(library, one) != "none" for library in needed)
+        f"capability {capability}: a node {'takes' if is_supported else 'refuses'} it, and there "
+        f"are {'no' if is_supported else ''} kernels for it"
+        for capability in sorted(set(GPUS.values()), key=float)
+        if (is_supported := float(capability) >= float(f"{major}.{minor}"))
+        != all(way(library, capability) != "none" for library in core_libraries)
     ]
 
 
@@ -166,59 +169,60 @@ def _pages(root: Path) -> dict[str, str]:
 
 def _libraries() -> dict[str, Kernels]:
     wheels = json.loads(FACTS.read_text())["wheels"]
-    return {name: each for wheel in wheels for name, each in wheel["libraries"].items()}
+    return {name: kernels for wheel in wheels for name, kernels in wheel["libraries"].items()}
 
 
 def _entry(pins: str, name: str) -> str:
     """Return the lines of a package in a file of pins."""
-    (found,) = re.findall(rf"^{name}==[^\n]*\n(?: [^\n]*\n)*", pins, re.MULTILINE)
-    return str(found)
+    (entry,) = re.findall(rf"^{name}==[^\n]*\n(?: [^\n]*\n)*", pins, re.MULTILINE)
+    return str(entry)
 
 
 def _hashes(pins: str, name: str) -> list[str]:
     return re.findall(r"sha256:([0-9a-f]{64})", _entry(pins, name))
 
 
-def listed(said: str) -> dict[str, list[str]]:
+def listed(output: str) -> dict[str, list[str]]:
     """Architectures of cubins and PTX in the output of cuobjdump, oldest first."""
     return {
         kind: sorted(
-            set(re.findall(rf"\.sm_(\d+[af]?)\.{suffix}\b", said)),
-            key=lambda one: (int(one.rstrip("af")), one),
+            set(re.findall(rf"\.sm_(\d+[af]?)\.{suffix}\b", output)),
+            key=lambda arch: (int(arch.rstrip("af")), arch),
         )
         for kind, suffix in (("sm", "cubin"), ("ptx", "ptx"))
     }
 
 
-def _inspected(wheel: Path, known: dict[tuple[str, int], Kernels]) -> dict[str, Kernels]:
-    """Kernels of the libraries of a wheel that have any. `known` has those of equal bytes."""
-    found = {}
+def _inspected(wheel: Path, cached_kernels: dict[tuple[str, int], Kernels]) -> dict[str, Kernels]:
+    """Kernels of the libraries of a wheel that have any. `cached_kernels` has those of equal
+    bytes."""
+    kernels = {}
     with (
         zipfile.ZipFile(wheel) as archive,
         tempfile.TemporaryDirectory(dir=wheel.parent) as scratch,
     ):
-        for member in sorted(archive.infolist(), key=lambda one: one.filename):
-            name, same = member.filename, (member.filename, member.CRC)
+        for member in sorted(archive.infolist(), key=lambda info: info.filename):
+            name, key = member.filename, (member.filename, member.CRC)
             if not name.endswith(".so") or (
                 name.startswith("bitsandbytes/") and name not in LIBRARIES
             ):
                 continue
-            if same not in known:
+            if key not in cached_kernels:
                 library = Path(archive.extract(member, scratch))
-                known[same] = listed(_cuobjdump(library))
+                cached_kernels[key] = listed(_cuobjdump(library))
                 library.unlink()
-            if any(known[same].values()):
-                found[name] = known[same]
-    return found
+            if any(cached_kernels[key].values()):
+                kernels[name] = cached_kernels[key]
+    return kernels
 
 
 def _cuobjdump(library: Path) -> str:
     (tool,) = Path(sys.prefix).glob("lib/python*/site-packages/nvidia/cu13/bin/cuobjdump")
     command = [tool, "--list-elf", "--list-ptx", library]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode and "does not contain device code" not in done.stdout + done.stderr:
-        raise SystemExit(f"cuobjdump, {library.name}: {done.stderr}")
-    return done.stdout
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode and "does not contain device code" not in result.stdout + result.stderr:
+        raise SystemExit(f"cuobjdump, {library.name}: {result.stderr}")
+    return result.stdout
 
 
 def _fetch(pins: str, python: str, directory: Path) -> None:
@@ -228,13 +232,13 @@ def _fetch(pins: str, python: str, directory: Path) -> None:
     systems = [f"manylinux_2_{minor}_x86_64" for minor in (28, 24, 17)]
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
     command += ["--only-binary", ":all:", "--python-version", python, "--dest", str(directory)]
-    command += [word for one in systems for word in ("--platform", one)]
+    command += [word for system in systems for word in ("--platform", system)]
     subprocess.run([*command, "--requirement", str(file)], check=True)
 
 
 def main() -> None:
     pins = (ROOT / "requirements" / "cuda.txt").read_text()
-    known: dict[tuple[str, int], Kernels] = {}
+    cached_kernels: dict[tuple[str, int], Kernels] = {}
     wheels = []
     with tempfile.TemporaryDirectory() as place:
         for python in PYTHONS:
@@ -243,7 +247,7 @@ def main() -> None:
             with wheel.open("rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             name = wheel.name.partition("-")[0]
-            libraries = _inspected(wheel, known)
+            libraries = _inspected(wheel, cached_kernels)
             wheels.append(
                 {"name": name, "file": wheel.name, "sha256": sha256, "libraries": libraries}
             )
@@ -256,8 +260,8 @@ def main() -> None:
     PAGE.write_text(with_table(PAGE.read_text()))
 
 
-def _one_line(found: re.Match[str]) -> str:
-    return f"[{' '.join(found[1].split())}]"
+def _one_line(match: re.Match[str]) -> str:
+    return f"[{' '.join(match[1].split())}]"
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ _TAILS = {
 def tables() -> dict[str, str]:
     """Every written table, by the name in the comments around it."""
     return {
-        "kinds": "\n".join(f"* {kind.name}: {_size(most)}" for kind, most in SEALED_BYTES.items()),
+        "kinds": "\n".join(
+            f"* {kind.name}: {_size(limit)}" for kind, limit in SEALED_BYTES.items()
+        ),
         "protocols": _table(
             ("protocol", "request", "reply"),
             ((f"`{name}`", request, reply) for name, request, reply in PROTOCOLS),
@@ -46,16 +48,16 @@ def protocol_page(page: str) -> str:
     """
     for name, table in tables().items():
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
-        page, found = re.subn(
-            pattern, lambda around, t=table: f"{around[1]}{t}\n{around[2]}", page, flags=re.DOTALL
+        page, count = re.subn(
+            pattern, lambda match, t=table: f"{match[1]}{t}\n{match[2]}", page, flags=re.DOTALL
         )
-        if found != 1:
-            raise ValueError(f"{PAGE.name}: <!-- {name} --> stands there {found} times")
+        if count != 1:
+            raise ValueError(f"{PAGE.name}: <!-- {name} --> stands there {count} times")
     return page
 
 
 def _class(blame: Blame, name: str) -> str:
-    codes = ", ".join(f"`{code}`" for code, each in REASONS.items() if each is blame)
+    codes = ", ".join(f"`{code}`" for code, code_blame in REASONS.items() if code_blame is blame)
     return textwrap.fill(f"{name}: {codes}.", 140)
 
 
@@ -64,11 +66,11 @@ def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
-def _size(most: int) -> str:
+def _size(size: int) -> str:
     for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if most % unit == 0:
-            return f"{most // unit} {name}"
-    return f"{most}"
+        if size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size}"
 
 
 if __name__ == "__main__":

@@ -29,9 +29,9 @@ TYPES = {
 
 def schema(name: str) -> str:
     """The JSON Schema (2020-12) of one of these."""
-    found = msgspec.json.schema(TYPES[name])
-    named = {"$schema": "https://json-schema.org/draft/2020-12/schema", **found}
-    return msgspec.json.format(msgspec.json.encode(named), indent=1).decode() + "\n"
+    type_schema = msgspec.json.schema(TYPES[name])
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **type_schema}
+    return msgspec.json.format(msgspec.json.encode(document), indent=1).decode() + "\n"
 
 
 if __name__ == "__main__":

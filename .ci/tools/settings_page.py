@@ -61,8 +61,8 @@ def settings_page() -> str:
         title = f"{table}: {_first_line(model)}" if table else "Of the node"
         parts.append(f"## {title}\n\n| setting | accepted | default | in use | meaning |\n")
         parts.append("| --- | --- | --- | --- | --- |\n" + "".join(map(_row, members)))
-    joined = "\n".join(parts)
-    return joined.replace("meaning |\n\n|", "meaning |\n|")
+    page = "\n".join(parts)
+    return page.replace("meaning |\n\n|", "meaning |\n|")
 
 
 def _first_line(model: object) -> str:
@@ -72,8 +72,8 @@ def _first_line(model: object) -> str:
 
 def _row(key: SettingRow) -> str:
     default = "per user: see `swarm-node config`" if key.name == "home" else _default(key.default)
-    when = "at once" if key.at_once else "at a start"
-    cells = (f"`{key.name}`", _cell(key.choices), default, when, _cell(key.description))
+    effect = "at once" if key.at_once else "at a start"
+    cells = (f"`{key.name}`", _cell(key.choices), default, effect, _cell(key.description))
     return f"| {' | '.join(cells)} |\n"
 
 

@@ -23,7 +23,7 @@ class Reloaded(Struct, frozen=True):
 
 
 class Reloading:
-    """`loaded` are the settings with which the node began, as `sources` gave them."""
+    """`settings` are those with which the node began, as `sources` gave them."""
 
     def __init__(self, sources: Sources, settings: Settings) -> None:
         self._sources = sources

@@ -86,7 +86,7 @@ class Steady:
         return self._is_learning
 
     def connectivity(self, kind: str, now: float, at_once: bool) -> str:
-        """Return the company to show, "alone" or "sharing", when it is `kind` now. A change is
+        """Return the connectivity to show, "alone" or "sharing", when it is `kind` now. A change is
         shown once it has held for COMPANY_SECONDS, because a sole peer may come and go. The first
         peer is shown at once. So is any change if `at_once` is true."""
         is_stale = now - self._looked_at > HOLD_SECONDS
@@ -350,7 +350,7 @@ def _course(shot: Snapshot, is_rising: bool) -> str:
 
 
 def _held(shot: Snapshot, is_rising: bool, connectivity: Said, hysteresis: Steady) -> Said:
-    """Return `company`, or the earlier one while a change has not held for long enough."""
+    """Return `connectivity`, or the earlier one while a change has not held for long enough."""
     is_urgent = any(CAUSES[cause.code].level == "bad" for cause in shot.causes)
     kind = hysteresis.connectivity(
         connectivity.kind, shot.seconds, is_urgent or connectivity.level == "bad"

@@ -62,7 +62,7 @@ def judge_reach(reach: Reachability) -> Finding:
 def judge_addresses(
     attempts: Sequence[DialAttempt], other_rows: Sequence[TriedRow] = ()
 ) -> Iterator[Finding]:
-    """Judge the nodes that ticket and settings name, and of further tries, `other_rows`."""
+    """Judge the nodes that ticket and settings name, and the further tries `other_rows`."""
     yield Finding("reach", "ok", "known while the node runs: start it, and ask again")
     rows = [
         TriedRow("address", attempt.where, attempt.seconds, attempt.cause()) for attempt in attempts

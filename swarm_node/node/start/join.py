@@ -133,8 +133,8 @@ def _admitted(
     trial: Tried,
     screen: NodeProgress,
 ) -> tuple[Resolved, Model]:
-    """Check that the machine fits the settings and the model, and the model the environment that
-    was `trial`. Return the settings of this start and the model.
+    """Check that the machine fits the settings and the model, and the model the environment, by its
+    `trial`. Return the settings of this start and the model.
 
     Raises:
         MachineError, ModelError, ConfigError, HomeError: it does not; nothing large was downloaded.

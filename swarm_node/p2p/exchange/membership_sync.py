@@ -25,13 +25,13 @@ from swarm_node.p2p.wire.protocols import CLAIMS, RENEW, REVOKED, SECRET
 #: Peers that a node tells of a new statement. Each of them tells as many. Three beats reach 4,096
 #: nodes.
 _TOLD = 16
-#: Peers asked in one beat, of those that claim a newer statement or claim to renew.
+#: Peers asked at one heartbeat, of those that claim a newer statement or claim to renew.
 _ASKED = 3
 _log = structlog.get_logger(__name__)
 
 
 class MembershipSync:
-    """Call `tend` at every heartbeat. `let_go` is called with the peer ids of former members."""
+    """Call `sync` at every heartbeat. `let_go` is called with the peer ids of former members."""
 
     def __init__(
         self,

@@ -53,8 +53,8 @@ class MemoryOffice:
 
 class Shelf(Generic[T]):
     """The newest statement of one kind, in memory and in a small file. `use` is called with every
-    newer one, `passed` with one from the file that was no newer. `is_unsent` is true until peers
-    were told of it."""
+    newer one, `on_outdated` with one from the file that was no newer. `is_unsent` is true until
+    peers were told of it."""
 
     def __init__(
         self,

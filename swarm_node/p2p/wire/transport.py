@@ -105,11 +105,11 @@ class Transport(Protocol):
         issuer: Callable[[str], str],
         gate: TableGate | None = None,
     ) -> None:
-        """Set the filter for heartbeats that this node stores for others. `vouches` must hold for
-        the presence and its peer id, at any time, and the peer must be a member now. `issuer` names
-        the issuer that admitted a member. Members of one issuer never keep those of another
-        waiting. `gate` prices calls of the table of heartbeats, if the stack has one. Call before
-        `start`."""
+        """Set the filter for heartbeats that this node stores for others. `proves_membership` must
+        hold for the presence and its peer id, at any time, and the peer must be a member now.
+        `issuer` names the issuer that admitted a member. Members of one issuer never keep those of
+        another waiting. `gate` prices calls of the table of heartbeats, if the stack has one. Call
+        before `start`."""
         ...
 
     def use_secret(self, secret: bytes) -> None:

@@ -91,7 +91,7 @@ def of_unmet(
     shared_state: Shared, reaching: ReachingTransport, discovery: Discovery | None, now: float
 ) -> dict[str, Any]:
     """Return the fields of a snapshot on members that this node heard of and has not met: the rows
-    of MAX_UNMET at most, and the number of all. Before the node runs there is no `meeting`."""
+    of MAX_UNMET at most, and the number of all. Before the node runs there is no `discovery`."""
     if discovery is None:
         return {}
     members, causes = shared_state.members, shared_state.directory.failures.causes(now)

@@ -57,8 +57,8 @@ def take_snapshot(
     home: Path | None,
 ) -> Snapshot:
     """Make the snapshot of a node now. `started_at` and `running_since` are of its clock. `limit`
-    is the number of its last update, 0 for none. `home` is for `findings`. `meeting` is None before
-    the node runs."""
+    is the number of its last update, 0 for none. `home` is for `findings`. `discovery` is None
+    before the node runs."""
     tally, now = shared_state.tally, parts.clock.now()
     identity, swarm = shared_state.local.identity, shared_state.local.swarm
     membership = MembershipRow.of(shared_state.members, identity.peer_id)

@@ -61,8 +61,9 @@ def heartbeat_key(swarm_id: bytes) -> str:
 
 
 class HeartbeatRecords:
-    """Signs own records and accepts records that their owner signed, under one key only. `vouches`
-    must hold for the presence in a record: the swarm once admitted this peer id.
+    """Signs own records and accepts records that their owner signed, under one key only.
+    `proves_membership` must hold for the presence in a record: the swarm once admitted this peer
+    id.
 
     `validate` does not depend on the records seen before. If it refuses one record, hivemind drops
     all records of that holder. So it does not refuse outdated records, because fresh ones would be

@@ -19,7 +19,7 @@ BLOCK = 64
 
 
 class FourBit:
-    """A frozen matrix [out, in] of n weights: `packed` u8[n / 2] has two a byte, and `absmax`
+    """A frozen matrix [out, in] of n weights: `codes` u8[n / 2] have two a byte, and `absmax`
     f32[n / 64] the largest magnitude of each block. Products have the type of their input."""
 
     def __init__(
@@ -38,7 +38,7 @@ class FourBit:
 
     @staticmethod
     def sizes(shape: Sequence[int]) -> tuple[int, int]:
-        """Elements of `packed` and `absmax` for a matrix of this shape."""
+        """Elements of `codes` and `absmax` for a matrix of this shape."""
         return prod(shape) // 2, -(-prod(shape) // BLOCK)
 
     def fill(self, parts: Sequence[Tensor]) -> None:
