@@ -23,7 +23,7 @@ from math_verify.parser import LatexExtractionConfig
 
 from swarm_node.environments.answers.final import last_tagged
 from swarm_node.environments.base import Environment, Task
-from swarm_node.environments.jsonl import create
+from swarm_node.environments.lists.jsonl import create
 from swarm_node.environments.mathematics.limit import quieten, within_time
 from swarm_node.rollout import TaskRef
 

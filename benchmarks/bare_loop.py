@@ -34,7 +34,7 @@ from node_process import NodeProcess, cpu_seconds
 from swarm_node.config import Settings
 from swarm_node.config.sources import load_settings, parse_assignments
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.workers.scoring_worker import derive_prompt, score_text
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import build_batch

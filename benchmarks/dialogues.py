@@ -27,11 +27,11 @@ import torch
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings, load_settings, parse_assignments
 from swarm_node.environments.base import Dialogue, Task
-from swarm_node.environments.games import create
+from swarm_node.environments.bundled.games import create
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.judgement import ReplayedDialogue
-from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.node.loops.sampling.dialogues import PlayedDialogue, Player, joined
 from swarm_node.node.start.derive import trainer_settings

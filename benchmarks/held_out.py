@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import held_out_seed
+from swarm_node.environments.splits.seeds import held_out_seed
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest

@@ -24,7 +24,7 @@ from hostile import shapes
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.reasoning_gym.environment import choosable, create
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.rollout import TaskRef
 
 LIMIT_MS = 50.0

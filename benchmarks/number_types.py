@@ -31,7 +31,7 @@ from defaults import trainer_settings
 from research.estimates import estimate
 from swarm_node.environments.base import Task
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.policy.experience.batch import build_batch
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.text.codec import Codec

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.sampling.sampler import SampleRequest

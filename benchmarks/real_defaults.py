@@ -41,9 +41,9 @@ from node_process import Memory, NodeProcess, cpu_seconds
 from research.estimates import estimate
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
-from swarm_node.environments.drills import PRESETS
+from swarm_node.environments.bundled.drills import PRESETS
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.seeds import held_out_seed
+from swarm_node.environments.splits.seeds import held_out_seed
 from swarm_node.library.stored_policy import holding, open_sampler, stored_policies
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.reporting.evaluation import Examiner

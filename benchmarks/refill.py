@@ -36,7 +36,7 @@ def made(given: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     """The model, its codec, and the requests, by prompts."""
     import torch
 
-    from swarm_node.environments.drills import corpus
+    from swarm_node.environments.bundled.drills import corpus
     from swarm_node.policy.models.decoder.causal_lm import CausalLM
     from swarm_node.policy.models.model import resolve
     from swarm_node.policy.models.shapes import known_shape

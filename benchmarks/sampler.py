@@ -28,7 +28,7 @@ from typing import Any
 import torch
 import transformers
 
-from swarm_node.environments.drills import corpus, create
+from swarm_node.environments.bundled.drills import corpus, create
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest

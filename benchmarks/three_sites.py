@@ -27,7 +27,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
 from sites.bed import Bed, Nat, why_not
 from sites.scene import Scene, scene
 
-from swarm_node.environments.drills import PRESETS
+from swarm_node.environments.bundled.drills import PRESETS
 
 SITES = {"pub": ("pub1", "pub2", "pub3"), "a": ("a1", "a2"), "b": ("b1", "b2")}
 HOSTS = [host for hosts in SITES.values() for host in hosts]

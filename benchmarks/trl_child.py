@@ -28,10 +28,10 @@ from trl import GRPOConfig, GRPOTrainer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 from trl_member import adapter
 
-from swarm_node.environments import drills
 from swarm_node.environments.base import Environment, Task
-from swarm_node.environments.seeds import task_seed
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.bundled import drills
+from swarm_node.environments.splits.seeds import task_seed
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.rollout import TaskRef
 
 

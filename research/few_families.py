@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from swarm_node.environments import drills
 from swarm_node.environments.base import Environment
+from swarm_node.environments.bundled import drills
 from swarm_node.errors import ConfigError
 
 #: Those that a small language model is sometimes right about.

@@ -37,7 +37,7 @@ from research.frontier_raw import Raw, all_raw
 from research.prediction import Learning, between, predicted
 from research.skeleton import draw_band, results_table
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 from swarm_node.simulation.report import save_picture

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from swarm_node.environments.base import Environment
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.p2p.exchange.publishing import OwnGroup, Publisher
 from swarm_node.p2p.exchange.verify import restored_group
 from swarm_node.p2p.limits.gates import LARGER

@@ -8,7 +8,7 @@ endings, so an attacker can hide words among plausible ones.
 from __future__ import annotations
 
 from swarm_node.environments.base import Environment, Task
-from swarm_node.environments.drills import create as drills
+from swarm_node.environments.bundled.drills import create as drills
 from swarm_node.rollout import TaskRef
 
 

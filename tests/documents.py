@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 from builders import ROOT
 
-from swarm_node.environments.drills import create
+from swarm_node.environments.bundled.drills import create
 from swarm_node.p2p.addresses.addresses import unused_port
 from swarm_node.rollout import TaskRef
 

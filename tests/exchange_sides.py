@@ -15,7 +15,7 @@ from surrounded import surrounded
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.p2p.exchange.exchange import open_exchange
 from swarm_node.p2p.exchange.publishing import OwnGroup

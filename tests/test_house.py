@@ -234,7 +234,7 @@ def test_at_most_twelve_modules_lie_at_the_root_and_four_beside_rooms() -> None:
         assert len(modules) <= most, modules
 
 
-@pytest.mark.parametrize("room", ["node/loops", "policy/models", "cli/verbs"])
+@pytest.mark.parametrize("room", ["node/loops", "policy/models", "cli/verbs", "environments"])
 def test_at_most_twelve_modules_lie_side_by_side_in_large_rooms(room: str) -> None:
     for place in [PACKAGE / room, *(each for each in (PACKAGE / room).iterdir() if each.is_dir())]:
         modules = [path.name for path in place.glob("*.py") if path.name != "__init__.py"]

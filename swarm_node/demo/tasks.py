@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from swarm_node.environments import games
-from swarm_node.environments.drills import PRESETS
+from swarm_node.environments.bundled import games
+from swarm_node.environments.bundled.drills import PRESETS
 from swarm_node.errors import ConfigError, instead
 
 FAMILIES = sorted(PRESETS["short"])

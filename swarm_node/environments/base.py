@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from swarm_node.environments.split import bound_of, position, release_needed
+from swarm_node.environments.splits.split import bound_of, position, release_needed
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 

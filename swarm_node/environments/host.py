@@ -21,8 +21,8 @@ from swarm_node.environments.judgement import (
     judgement,
     replayed,
 )
-from swarm_node.environments.splitting import Asking, SplitEnvironment
-from swarm_node.environments.survey import Survey
+from swarm_node.environments.splits.splitting import Asking, SplitEnvironment
+from swarm_node.environments.splits.survey import Survey
 from swarm_node.environments.workers.fault_attribution import SUSPECT, WAITED, Reason
 from swarm_node.environments.workers.messages import Sandbox
 from swarm_node.environments.workers.processes import (

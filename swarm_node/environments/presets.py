@@ -18,8 +18,8 @@ from swarm_node.environments.registry import (
     factory_taking,
     require_environment,
 )
-from swarm_node.environments.split import described
-from swarm_node.environments.splitting import Asking
+from swarm_node.environments.splits.split import described
+from swarm_node.environments.splits.splitting import Asking
 from swarm_node.environments.workers.processes import START_SECONDS, variables
 from swarm_node.errors import ConfigError, instead, words_of
 from swarm_node.process.bounded import bounded_run
@@ -44,7 +44,7 @@ _SHIPPED = frozenset({"drills", "jsonl", "games"})
 _LISTS = frozenset({"jsonl"})
 #: Modules of those that have presets. A node imports only the one that it is asked about.
 _WITH_PRESETS: Mapping[str, str] = {
-    "drills": "swarm_node.environments.drills",
+    "drills": "swarm_node.environments.bundled.drills",
     "reasoning_gym": "swarm_node.environments.reasoning_gym.environment",
 }
 
@@ -124,7 +124,7 @@ def try_environment(name: str, options: Mapping[str, Any], *, asks: bool = False
 def _turns(shipped: str) -> int:
     if shipped != "games":
         return 1
-    from swarm_node.environments.games import TURNS
+    from swarm_node.environments.bundled.games import TURNS
 
     return TURNS
 
@@ -149,7 +149,7 @@ def check_choice(name: str, options: Mapping[str, Any], families: Sequence[str])
     if name in _SHIPPED:
         factory_taking(name, options)
     if name == "games":
-        from swarm_node.environments.games import FAMILIES
+        from swarm_node.environments.bundled.games import FAMILIES
 
         _check_families(name, families, FAMILIES)
     module, preset = _with_presets(name), options.get("preset")

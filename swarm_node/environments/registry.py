@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from swarm_node.durable import open_regular
-from swarm_node.environments.splitting import Asking, SplitEnvironment
+from swarm_node.environments.splits.splitting import Asking, SplitEnvironment
 from swarm_node.errors import ConfigError, instead, reason_of
 
 GROUP = "swarm_node.environments"

@@ -13,7 +13,7 @@ import msgspec
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
-from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.library.pass_rates import PassRates, Rewards, pass_rates
 from swarm_node.library.resolve_names import chosen_tasks, require_measured
 from swarm_node.library.stored_policy import StoredPolicy, holding, open_sampler, stored_policies

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from swarm_node.environments import drills, games
+from swarm_node.environments.bundled import drills, games
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.build_tiny import (
     EARLIER_NOISE,

@@ -26,7 +26,7 @@ from swarm_node.clock import Clock
 from swarm_node.config import Settings
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo, InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.split import SPLIT
+from swarm_node.environments.splits.split import SPLIT
 from swarm_node.node.home.home import Membership
 from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.node_parts import Parts, Tally

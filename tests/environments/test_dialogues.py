@@ -22,8 +22,8 @@ from swarm_node.environments.host import (
 )
 from swarm_node.environments.judgement import MAX_TEXTS, JudgedDialogues, ReplayedDialogue
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.split import with_split
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.split import with_split
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript, replay_dialogue
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef

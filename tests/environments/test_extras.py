@@ -77,7 +77,7 @@ def test_a_start_without_reasoning_gym_is_refused_by_name(
 def test_a_peers_environment_is_named_by_its_version_without_the_package(bare_python: Path) -> None:
     program = (
         "from swarm_node.environments.presets import environment_name as n\n"
-        "from swarm_node.environments.split import with_split\n"
+        "from swarm_node.environments.splits.split import with_split\n"
         "print(n('reasoning_gym', with_split('0.1.25-2-abc')))\n"
     )
     done = subprocess.run([bare_python, "-c", program], capture_output=True, text=True)

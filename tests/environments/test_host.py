@@ -25,7 +25,7 @@ from swarm_node.environments.host import (
 )
 from swarm_node.environments.judgement import MAX_TEXTS
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.split import with_split
+from swarm_node.environments.splits.split import with_split
 from swarm_node.environments.workers import processes
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef

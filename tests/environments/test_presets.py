@@ -36,7 +36,7 @@ def create():
 def test_the_turns_of_what_ships_are_known_and_those_of_others_are_asked() -> None:
     for name in ("drills", "games"):
         assert try_environment(name, {}).turns == create_environment(name, {}).turns
-    for name in ("games", "swarm_node.environments.games:create"):
+    for name in ("games", "swarm_node.environments.bundled.games:create"):
         assert try_environment(name, {"digits": 3}).turns == 2
         with pytest.raises(ConfigError, match=r"^environment\.options\.digits: 1\b"):
             try_environment(name, {"digits": 1})
@@ -49,7 +49,7 @@ def test_prompts_of_what_ships_are_as_long_as_a_process_of_its_own_says(name: st
     """The model chooses the preset after the trial, and a plan has the lengths of that one."""
     for options in ({"preset": "chat"}, {"preset": "long"}) if name == "drills" else ({},):
         known = prompt_bytes(try_environment(name, {}), options)
-        module = f"swarm_node.environments.{name}:create"
+        module = f"swarm_node.environments.bundled.{name}:create"
         assert known == prompt_bytes(try_environment(module, options), options) > 20
 
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from swarm_node.demo.nodes import DemoNode
 from swarm_node.demo.report import result_of, summary, write_report
 from swarm_node.demo.tasks import DRILLS, FAMILIES, GAMES, ground_of
-from swarm_node.environments.drills import PRESETS
+from swarm_node.environments.bundled.drills import PRESETS
 from swarm_node.errors import ConfigError
 from swarm_node.node.home.home import Home
 from swarm_node.node.metrics.history import GroupCounts

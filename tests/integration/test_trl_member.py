@@ -17,7 +17,7 @@ from builders import ROOT
 from in_memory import environment, tiny
 
 import swarm_node
-from swarm_node.environments.seeds import held_out_seed
+from swarm_node.environments.splits.seeds import held_out_seed
 from swarm_node.node.home.home import Home
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.rollout import TaskRef

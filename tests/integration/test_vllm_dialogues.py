@@ -15,11 +15,11 @@ import torch
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.base import Task
-from swarm_node.environments.games import create
+from swarm_node.environments.bundled.games import create
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.judgement import ReplayedDialogue
-from swarm_node.environments.seeds import task_seed
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.seeds import task_seed
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.node.loops.sampling.dialogues import PlayedDialogue, Player, joined
 from swarm_node.policy.experience.batch import TrainRow

@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import structs, to_builtins
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.split import (
+from swarm_node.environments.splits.split import (
     HELD_OUT_SHARE,
     SPLIT,
     canonical,

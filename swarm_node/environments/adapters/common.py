@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarm_node.environments.rows import Family, digest_of, read_families, refuse
+from swarm_node.environments.lists.rows import Family, digest_of, read_families, refuse
 from swarm_node.errors import ConfigError, reason_of
 from swarm_node.rollout import MAX_TURNS, TaskRef
 

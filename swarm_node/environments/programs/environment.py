@@ -19,9 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from swarm_node.environments.answers.final import MAX_JUDGED_CHARS, last_tagged
 from swarm_node.environments.base import Dialogue, Environment, Task, check_ref
-from swarm_node.environments.programs.runtime import End, Outcome, Runtime, described
-from swarm_node.environments.programs.system import MAX_OUTPUT_BYTES
-from swarm_node.environments.rows import (
+from swarm_node.environments.lists.rows import (
     Family,
     check_template,
     check_text,
@@ -29,6 +27,8 @@ from swarm_node.environments.rows import (
     read_families,
     refuse,
 )
+from swarm_node.environments.programs.runtime import End, Outcome, Runtime, described
+from swarm_node.environments.programs.system import MAX_OUTPUT_BYTES
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.

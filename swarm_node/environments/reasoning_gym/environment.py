@@ -16,10 +16,10 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from swarm_node.environments.answer_forms import written
 from swarm_node.environments.answers.final import MAX_JUDGED_CHARS, last_tagged, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.extras import installed, refusal
+from swarm_node.environments.lists.answer_forms import written
 from swarm_node.environments.reasoning_gym import data_sets, scorers
 from swarm_node.errors import ConfigError, instead
 from swarm_node.rollout import SEED_LIMIT, TaskRef

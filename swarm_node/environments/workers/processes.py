@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from swarm_node.environments.survey import Survey
+from swarm_node.environments.splits.survey import Survey
 from swarm_node.environments.workers.fault_attribution import JudgeEnd, Reason, reason_of
 from swarm_node.environments.workers.messages import (
     End,

@@ -17,8 +17,8 @@ import msgspec
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
 from swarm_node.environments.base import MAX_REPLY_CHARS, Environment, Task
-from swarm_node.environments.splitting import SplitEnvironment
-from swarm_node.environments.survey import Survey, survey
+from swarm_node.environments.splits.splitting import SplitEnvironment
+from swarm_node.environments.splits.survey import Survey, survey
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import MAX_TURNS, TaskRef
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.messages import (
     End,
     EnvironmentStarted,

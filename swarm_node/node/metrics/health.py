@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from swarm_node.environments.presets import has_preset
-from swarm_node.environments.split import release_remedy
+from swarm_node.environments.splits.split import release_remedy
 from swarm_node.node.metrics.curve import NEWEST, rises
 from swarm_node.node.metrics.first_groups import COUNT
 from swarm_node.node.metrics.snapshot import EvalPoint, PeerRow, Said, Snapshot

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.answers.final import last_tagged
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
-from swarm_node.environments.seeds import task_seed
-from swarm_node.environments.survey import Survey
+from swarm_node.environments.splits.seeds import task_seed
+from swarm_node.environments.splits.survey import Survey
 from swarm_node.node.metrics.snapshot import Said
 from swarm_node.rollout import TaskRef
 

@@ -12,7 +12,7 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Sampling
 from swarm_node.environments.host import SAID_TEXTS, EnvironmentInfo, ProcessEnvironmentHost
 from swarm_node.environments.judgement import Judgement, ReplayedDialogue
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.loops.sampling.dialogues import TOO_LONG, PlayedDialogue, Player

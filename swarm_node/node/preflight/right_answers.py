@@ -14,8 +14,8 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config.model import EnvironmentTable
 from swarm_node.environments.host import EnvironmentInfo, ProcessEnvironmentHost
 from swarm_node.environments.presets import Tried
-from swarm_node.environments.seeds import task_seed
-from swarm_node.environments.splitting import some_tasks
+from swarm_node.environments.splits.seeds import task_seed
+from swarm_node.environments.splits.splitting import some_tasks
 from swarm_node.environments.workers.scoring_worker import FailedAnswer
 from swarm_node.errors import ConfigError
 from swarm_node.node.loops.sampling.tasks import chosen_families

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from swarm_node.config import Settings
 from swarm_node.environments.presets import Tried, check_choice
-from swarm_node.environments.splitting import Asking
+from swarm_node.environments.splits.splitting import Asking
 from swarm_node.errors import ModelError, SwarmNodeError
 from swarm_node.node.loops.sampling.fit import check_groups
 from swarm_node.node.metrics.snapshot import saved_in

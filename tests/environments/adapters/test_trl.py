@@ -11,7 +11,7 @@ import pytest
 from builders import ROOT
 
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript, replay_dialogue
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef

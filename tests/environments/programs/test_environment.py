@@ -25,7 +25,7 @@ from swarm_node.environments.programs.environment import (
     tidied,
 )
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 

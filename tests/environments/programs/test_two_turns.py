@@ -19,8 +19,8 @@ from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.programs.environment import Failure, create, told
 from swarm_node.environments.programs.runtime import Outcome
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import task_seed
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.seeds import task_seed
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import ReplayedLine, Transcript, replay_dialogue
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef

@@ -14,7 +14,7 @@ import pytest
 from swarm_node.environments.base import Environment
 from swarm_node.environments.reasoning_gym.environment import PRESETS, create
 from swarm_node.environments.registry import available, create_environment
-from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT, TaskRef
 

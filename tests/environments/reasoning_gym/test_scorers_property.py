@@ -21,7 +21,7 @@ from swarm_node.environments.answers.final import final_answer, last_tagged
 from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.reasoning_gym import scorers
 from swarm_node.environments.reasoning_gym.environment import RIGHT, create
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.rollout import TaskRef
 
 #: Family -> seeds. The package takes milliseconds to evaluate an answer, and seconds to simplify.

@@ -21,7 +21,7 @@ import pytest
 
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.judgement import Judgement
-from swarm_node.environments.split import with_split
+from swarm_node.environments.splits.split import with_split
 from swarm_node.environments.workers import processes
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import TaskRef

@@ -11,7 +11,7 @@ from builders import ROOT
 from lasting import started
 
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.split import with_split
+from swarm_node.environments.splits.split import with_split
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import TaskRef
 

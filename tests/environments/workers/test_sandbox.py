@@ -17,7 +17,7 @@ from lasting import LastingHost, lasting_host, started
 
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.judgement import Judgement
-from swarm_node.environments.split import with_split
+from swarm_node.environments.splits.split import with_split
 from swarm_node.environments.workers.messages import Sandbox
 from swarm_node.rollout import TaskRef
 
@@ -395,7 +395,7 @@ async def test_memory_that_other_processes_see_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "shared.py").write_text(
-        "import mmap\nfrom swarm_node.environments.drills import create\n"
+        "import mmap\nfrom swarm_node.environments.bundled.drills import create\n"
         "SHARED = mmap.mmap(-1, 4096)\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")

@@ -21,7 +21,7 @@ from exchange_sides import (
 )
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.seeds import held_out_seed
+from swarm_node.environments.splits.seeds import held_out_seed
 from swarm_node.errors import NotServedError, SlowTaskError
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal

@@ -23,8 +23,8 @@ from swarm_node.config import load_settings
 from swarm_node.environments.base import Task
 from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost, Whose
 from swarm_node.environments.judgement import JudgedDialogues, ReplayedDialogue
-from swarm_node.environments.split import with_split
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.split import with_split
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.errors import ConfigError, ModelError, SwarmNodeError
 from swarm_node.node.loops.node import Node

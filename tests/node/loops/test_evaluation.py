@@ -18,8 +18,8 @@ from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
 from swarm_node.environments.judgement import JudgedDialogues, ReplayedDialogue
-from swarm_node.environments.seeds import held_out_seed
-from swarm_node.environments.split import SPLIT
+from swarm_node.environments.splits.seeds import held_out_seed
+from swarm_node.environments.splits.split import SPLIT
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.node.loops.node_parts import Parts, Tally, Timing
 from swarm_node.node.loops.reporting.evaluation import Evaluator, cost, pause, seen_tasks

@@ -10,7 +10,7 @@ import pytest
 from builders import completion, verified
 
 from swarm_node.config import load_settings
-from swarm_node.environments.split import SPLIT
+from swarm_node.environments.splits.split import SPLIT
 from swarm_node.errors import ConfigError
 from swarm_node.node.loops.learning.mixing import Mixer
 from swarm_node.node.loops.node_parts import Tally

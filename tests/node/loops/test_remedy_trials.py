@@ -9,7 +9,7 @@ import pytest
 from in_memory import World, small_settings, tiny
 from virtual import virtual_time
 
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.node.loops.node_parts import Tally, at_sampler
 from swarm_node.node.loops.sampling.remedy_trials import (
     ANSWERS,

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.drills import create
+from swarm_node.environments.bundled.drills import create
 from swarm_node.environments.host import InlineEnvironmentHost, Whose
 from swarm_node.environments.judgement import Judgement
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.errors import SlowTaskError
 from swarm_node.node.loops.node_parts import Tally
 from swarm_node.node.loops.sampling.scoring import Scoring

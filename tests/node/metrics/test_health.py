@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from verdict_cases import CASES, CLOSED, DAY, REVOKED, SAPO, node, peer
 
-from swarm_node.environments import drills
+from swarm_node.environments.bundled import drills
 from swarm_node.environments.presets import environment_name
 from swarm_node.environments.reasoning_gym.environment import create
-from swarm_node.environments.split import with_split
+from swarm_node.environments.splits.split import with_split
 from swarm_node.node.metrics.health import COMPANY_SECONDS, HOLD_SECONDS, Steady, findings
 from swarm_node.node.metrics.samples import RecentRow
 from swarm_node.node.metrics.snapshot import CoordinatorRow, EvalPoint, Said, Snapshot

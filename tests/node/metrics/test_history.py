@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from in_memory import World, small_settings
 from virtual import virtual_time
 
-from swarm_node.environments.split import SPLIT
+from swarm_node.environments.splits.split import SPLIT
 from swarm_node.errors import HomeError
 from swarm_node.node.metrics.history import (
     CHARTS,

@@ -10,7 +10,7 @@ from builders import ROOT
 from lasting import started
 
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.survey import Survey
+from swarm_node.environments.splits.survey import Survey
 from swarm_node.node.preflight import dataset_checks
 from swarm_node.node.preflight.dataset_checks import _questions, best_constant
 

@@ -317,11 +317,11 @@ def test_dialogues_are_replayed_in_two_processes(
 
 @pytest.mark.slow(reason="starts two environments, and a model that talks")
 def test_the_games_replay_and_a_model_without_roles_is_refused(roles: Path) -> None:
-    found = talked("swarm_node.environments.games:create", roles)
+    found = talked("swarm_node.environments.bundled.games:create", roles)
     replays = [said for said in found if said.kind == "replay"]
     # The tiny model says nothing that a game replies to.
     assert [said.level for said in replays] == ["warning"] * 3, found
     assert "no reply" in replays[0].text
     assert [said.text.split(":")[0] for said in replays] == ["guess", "calc", "weigh"]
-    refused = talked("swarm_node.environments.games:create", resolve("tiny"))[-1]
+    refused = talked("swarm_node.environments.bundled.games:create", resolve("tiny"))[-1]
     assert (refused.level, "no roles" in refused.text) == ("bad", True)

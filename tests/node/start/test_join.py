@@ -131,7 +131,7 @@ def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
         ("environment.name", "drill", r"'drill'.* drills, .*:factory"),
         ("environment.name", "nowhere:create", "'nowhere:create' .*No module"),
         ("environment.name", "json:nothing", "'json:nothing' .*no attribute"),
-        ("environment.name", "swarm_node.environments.jsonl:create", "jsonl:create: missing"),
+        ("environment.name", "swarm_node.environments.lists.jsonl:create", "jsonl:create: missing"),
         ("environment.name", "decimal:Decimal.x", "be imported"),
         ("environment.name", "fractions:Fraction", "no 'name'"),
         ("environment.name", "os:abort", "'os:abort' .*the process"),

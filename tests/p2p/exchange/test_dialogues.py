@@ -20,7 +20,7 @@ from in_memory import talking
 from swarm_node.environments.base import Task
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.judgement import JudgedDialogues
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.errors import Rejected
 from swarm_node.node.loops.sampling.fit import dialogues_fit

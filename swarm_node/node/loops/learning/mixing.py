@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from swarm_node.environments.split import SPLIT
+from swarm_node.environments.splits.split import SPLIT
 from swarm_node.node.loops.node_parts import Tally
 from swarm_node.node.metrics.snapshot import EvalPoint, MixtureRow
 from swarm_node.p2p.peers.standing import BLAMELESS

@@ -16,8 +16,8 @@ from swarm_node.clock import Clock
 from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo
 from swarm_node.environments.judgement import ReplayedDialogue
-from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.environments.split import SPLIT
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.split import SPLIT
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.node.loops.node_parts import Parts, Tally, at_sampler
 from swarm_node.node.loops.sampling.dialogues import Player

@@ -14,7 +14,7 @@ import numpy as np
 
 from swarm_node.clock import Clock
 from swarm_node.environments.judgement import ReplayedDialogue
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest

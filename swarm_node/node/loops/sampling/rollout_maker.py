@@ -15,7 +15,7 @@ from functools import partial
 import structlog
 
 from swarm_node.config import Sampling
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.loops.node_parts import Parts, Tally, at_sampler
 from swarm_node.node.loops.sampling.dialogues import CHANGED, TOO_LONG, Player, joined

@@ -9,7 +9,7 @@ import structlog
 
 from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.environments.seeds import task_seed
+from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.errors import ConfigError, meant
 from swarm_node.node.loops.node_parts import Parts, Tally
 from swarm_node.node.loops.sampling.levels import Levels

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Final, NamedTuple
 
-from swarm_node.environments.hashed_random import Draws, Exercise
+from swarm_node.environments.splits.hashed_random import Draws, Exercise
 
 
 class Template(NamedTuple):

@@ -13,7 +13,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-from swarm_node.environments.rows import check_text, number_text
+from swarm_node.environments.lists.rows import check_text, number_text
 
 #: Where questions are found, the first that a row has.
 QUESTIONS: Final = (

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from swarm_node.environments.hashed_random import Draws, Exercise
-from swarm_node.environments.word_problems import LEVELS, word_problem
+from swarm_node.environments.bundled.word_problems import LEVELS, word_problem
+from swarm_node.environments.splits.hashed_random import Draws, Exercise
 
 #: Counts changes of how this module or the word problems turn a seed into a task, and of how the
 #: number of an answer is read.

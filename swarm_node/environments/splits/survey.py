@@ -12,9 +12,9 @@ from typing import Annotated
 
 import msgspec
 
-from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.environments.split import HELD_OUT_SHARE, canonical
-from swarm_node.environments.splitting import SplitEnvironment, different
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.split import HELD_OUT_SHARE, canonical
+from swarm_node.environments.splits.splitting import SplitEnvironment, different
 from swarm_node.rollout import TaskRef
 
 #: Every draw of this number is of a held-out task, as often as such a text occurs.

@@ -9,7 +9,7 @@ from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.environments.rows import number_of, number_text, same_number
+from swarm_node.environments.lists.rows import number_of, number_text, same_number
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from hub_server import SHA, Hub, serving
 
-from swarm_node.environments.hub import HubRows, fetch, hub_rows, json_line
-from swarm_node.environments.jsonl import create
-from swarm_node.environments.rows import read_families
+from swarm_node.environments.lists.hub import HubRows, fetch, hub_rows, json_line
+from swarm_node.environments.lists.jsonl import create
+from swarm_node.environments.lists.rows import read_families
 from swarm_node.errors import ConfigError
 
 REPO = "org/set"
@@ -106,7 +106,7 @@ def downloaded(home: Path, *repos: str, **more: str) -> list[str]:
     reads its settings once."""
     program = (
         "import sys\n"
-        "from swarm_node.environments.hub import HubRows, downloaded\n"
+        "from swarm_node.environments.lists.hub import HubRows, downloaded\n"
         "from swarm_node.errors import ConfigError\n"
         "for repo in sys.argv[1:]:\n"
         "    try:\n"

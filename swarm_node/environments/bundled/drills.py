@@ -16,8 +16,6 @@ import string
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, cast
 
-from swarm_node.environments import graded
-from swarm_node.environments.answer_forms import written
 from swarm_node.environments.answers.final import (
     final_answer,
     number_of,
@@ -25,9 +23,11 @@ from swarm_node.environments.answers.final import (
     same_words,
 )
 from swarm_node.environments.base import Environment, Task, check_ref
-from swarm_node.environments.hashed_random import Draws, Exercise
-from swarm_node.environments.seeds import task_seed
-from swarm_node.environments.split import is_held_out
+from swarm_node.environments.bundled import graded
+from swarm_node.environments.lists.answer_forms import written
+from swarm_node.environments.splits.hashed_random import Draws, Exercise
+from swarm_node.environments.splits.seeds import task_seed
+from swarm_node.environments.splits.split import is_held_out
 from swarm_node.errors import ConfigError, instead
 from swarm_node.rollout import TaskRef
 

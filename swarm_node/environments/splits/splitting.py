@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, cast
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.base import Dialogue, Environment, Task, TaskMaker, check_ref
-from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.environments.split import (
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.split import (
     HELD_OUT_SHARE,
     MAX_DRAWS,
     bound_of,

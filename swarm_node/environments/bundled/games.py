@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from swarm_node.environments.base import Dialogue, Task, check_ref
-from swarm_node.environments.hashed_random import Draws
-from swarm_node.environments.seeds import task_seed
-from swarm_node.environments.split import is_held_out
+from swarm_node.environments.splits.hashed_random import Draws
+from swarm_node.environments.splits.seeds import task_seed
+from swarm_node.environments.splits.split import is_held_out
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 

@@ -14,8 +14,8 @@ from lasting import started
 from swarm_node.config import load_settings, parse_assignments
 from swarm_node.environments.base import Environment
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.jsonl import create
-from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.lists.jsonl import create
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT, TaskRef
 
@@ -185,7 +185,7 @@ def test_a_file_is_the_same_tasks_packed_or_with_a_mark_of_utf_8(tmp_path: Path)
 def test_a_file_that_unpacks_without_end_is_refused_at_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swarm_node.environments.rows.MAX_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr("swarm_node.environments.lists.rows.MAX_FILE_BYTES", 1 << 20)
     bomb = tmp_path / "bomb.jsonl.gz"
     bomb.write_bytes(gzip.compress(b" " * (1 << 24), 9))
     with pytest.raises(ConfigError, match="larger than 1 MiB once unpacked"):
@@ -304,7 +304,7 @@ def test_strictly_words_around_the_answer_make_it_wrong(tmp_path: Path) -> None:
 async def test_in_its_process_an_endless_computation_ends(tmp_path: Path) -> None:
     path = write(tmp_path / "sums.jsonl", [{"question": each, "answer": "7"} for each in "ab"])
     options = {"path": str(path), "scoring": "math"}
-    host = ProcessEnvironmentHost("swarm_node.environments.jsonl:create", options)
+    host = ProcessEnvironmentHost("swarm_node.environments.lists.jsonl:create", options)
     async with started(host) as info:
         ref = TaskRef(info.name, info.version, "sums", 1)
         judged = await host.judge(ref, ["7", "9**9**9**9", "\\boxed{7}"])

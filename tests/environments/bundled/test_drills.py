@@ -11,12 +11,19 @@ from itertools import islice
 import pytest
 
 from swarm_node.environments.base import Environment
-from swarm_node.environments.drills import FAMILIES, GRADED, MAX_LENGTH, PRESETS, corpus, create
-from swarm_node.environments.graded import FAMILIES as LEVELS
-from swarm_node.environments.hashed_random import Draws
+from swarm_node.environments.bundled.drills import (
+    FAMILIES,
+    GRADED,
+    MAX_LENGTH,
+    PRESETS,
+    corpus,
+    create,
+)
+from swarm_node.environments.bundled.graded import FAMILIES as LEVELS
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import task_seed
-from swarm_node.environments.split import is_held_out
+from swarm_node.environments.splits.hashed_random import Draws
+from swarm_node.environments.splits.seeds import task_seed
+from swarm_node.environments.splits.split import is_held_out
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
@@ -114,9 +121,9 @@ def test_generators_draw_the_published_exercises() -> None:
 def test_another_process_with_another_hash_seed_derives_the_same() -> None:
     code = (
         "import json\n"
-        "from swarm_node.environments.hashed_random import Draws\n"
-        "from swarm_node.environments.drills import FAMILIES\n"
-        "from swarm_node.environments.graded import FAMILIES as levels\n"
+        "from swarm_node.environments.splits.hashed_random import Draws\n"
+        "from swarm_node.environments.bundled.drills import FAMILIES\n"
+        "from swarm_node.environments.bundled.graded import FAMILIES as levels\n"
         "print(json.dumps([*[m(Draws(f, s * 10**16), 5) for f, m in FAMILIES.items()"
         " for s in range(40)], *[m(Draws(f, 7)) for f, m in levels.items()]]))"
     )

@@ -23,8 +23,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from swarm_node.environments.lists.rows import MAX_FILE_BYTES, MAX_ROWS, Source, refuse
 from swarm_node.environments.registry import HUB
-from swarm_node.environments.rows import MAX_FILE_BYTES, MAX_ROWS, Source, refuse
 from swarm_node.errors import ConfigError, extra_of, words_of
 from swarm_node.process import die_with_parent
 from swarm_node.process.bounded import bounded_run

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm_node.environments.fields import last_boxed, look, question_of, right_text
+from swarm_node.environments.lists.fields import last_boxed, look, question_of, right_text
 
 MESSAGE = {"role": "user", "content": "q"}
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from swarm_node.environments import drills
-from swarm_node.environments.jsonl import create
+from swarm_node.environments.bundled import drills
+from swarm_node.environments.lists.jsonl import create
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.rollout import TaskRef
 
 

@@ -19,9 +19,9 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeVar
 
 from swarm_node.durable import open_regular
 from swarm_node.environments.base import split_held_out
-from swarm_node.environments.formats import plain, refused_kind
+from swarm_node.environments.lists.formats import plain, refused_kind
 from swarm_node.environments.registry import HUB, unreadable
-from swarm_node.environments.split import canonical
+from swarm_node.environments.splits.split import canonical
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 

@@ -6,7 +6,7 @@ import gzip
 
 import pytest
 
-from swarm_node.environments.formats import plain, refused_kind
+from swarm_node.environments.lists.formats import plain, refused_kind
 
 ROWS = '{"question": "Wie viel?", "answer": "7"}\n{"question": "é", "answer": "8"}\n'
 

@@ -13,7 +13,7 @@ from decimal import Decimal
 from itertools import takewhile
 from typing import Any, Final, NamedTuple
 
-from swarm_node.environments.fields import (
+from swarm_node.environments.lists.fields import (
     ABSENT,
     first_of,
     look,

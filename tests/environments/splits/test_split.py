@@ -15,15 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lasting import started
 
-from swarm_node.environments import drills
 from swarm_node.environments.base import Environment, Task
+from swarm_node.environments.bundled import drills
 from swarm_node.environments.host import InlineEnvironmentHost, ProcessEnvironmentHost
-from swarm_node.environments.jsonl import create as jsonl
+from swarm_node.environments.lists.jsonl import create as jsonl
 from swarm_node.environments.presets import check_choice, environment_name
 from swarm_node.environments.reasoning_gym.environment import PRESETS, create
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.environments.split import (
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.split import (
     HELD_OUT_SHARE,
     MAX_DRAWS,
     canonical,
@@ -32,7 +32,7 @@ from swarm_node.environments.split import (
     position,
     with_split,
 )
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import right_answer
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.p2p.wire.wire import Announcement, Label

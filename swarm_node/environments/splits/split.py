@@ -10,7 +10,7 @@ import hashlib
 import re
 import unicodedata
 
-from swarm_node.environments.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.rollout import TaskRef
 
 #: Changes whenever the same question could be on the other side, or the same reference could move

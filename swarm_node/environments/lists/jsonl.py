@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from swarm_node.environments import hub
-from swarm_node.environments.answer_forms import tagged, written
 from swarm_node.environments.answers.final import final_answer, last_tagged, only_answer
 from swarm_node.environments.answers.scoring import SCORERS, UNMARKED
 from swarm_node.environments.base import Environment, Task, check_ref
-from swarm_node.environments.choices import choices_of, points_at, right_letter, unshown_choices
-from swarm_node.environments.fields import Fields, answer_of, question_of, right_text
-from swarm_node.environments.mathematics.equality import load
-from swarm_node.environments.rows import (
+from swarm_node.environments.lists import hub
+from swarm_node.environments.lists.answer_forms import tagged, written
+from swarm_node.environments.lists.choices import (
+    choices_of,
+    points_at,
+    right_letter,
+    unshown_choices,
+)
+from swarm_node.environments.lists.fields import Fields, answer_of, question_of, right_text
+from swarm_node.environments.lists.rows import (
     Family,
     Source,
     check_template,
@@ -30,7 +34,8 @@ from swarm_node.environments.rows import (
     refuse,
     same_number,
 )
-from swarm_node.environments.split import canonical
+from swarm_node.environments.mathematics.equality import load
+from swarm_node.environments.splits.split import canonical
 from swarm_node.rollout import TaskRef
 
 #: Counts changes of how this module turns a seed into a task or a text into a score.

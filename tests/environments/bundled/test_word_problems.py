@@ -9,8 +9,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from swarm_node.environments.hashed_random import Draws, Exercise
-from swarm_node.environments.word_problems import LEVELS, Template, filled, value, word_problem
+from swarm_node.environments.bundled.word_problems import (
+    LEVELS,
+    Template,
+    filled,
+    value,
+    word_problem,
+)
+from swarm_node.environments.splits.hashed_random import Draws, Exercise
 
 TEMPLATES = [template for level in LEVELS for template in level]
 #: Numbers of an expression that a text says in words: twice, the days of a working week, cents of a

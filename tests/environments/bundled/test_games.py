@@ -9,16 +9,16 @@ from itertools import islice
 import pytest
 
 from swarm_node.environments.base import Task
-from swarm_node.environments.games import corpus, create
+from swarm_node.environments.bundled.games import corpus, create
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.environments.split import is_held_out
-from swarm_node.environments.splitting import SplitEnvironment
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.split import is_held_out
+from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript, replay_dialogue
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
-GAMES = create_environment("swarm_node.environments.games:create", {})
+GAMES = create_environment("swarm_node.environments.bundled.games:create", {})
 
 
 def task(family: str, index: int, environment: SplitEnvironment = GAMES) -> Task:
@@ -142,7 +142,7 @@ def test_the_ground_is_split_by_text_and_every_family_has_both_sides() -> None:
 
 
 def test_other_digits_are_another_version_with_larger_numbers() -> None:
-    larger = create_environment("swarm_node.environments.games:create", {"digits": 5})
+    larger = create_environment("swarm_node.environments.bundled.games:create", {"digits": 5})
     assert larger.version != GAMES.version
     assert all(
         10**4 <= n < 10**5

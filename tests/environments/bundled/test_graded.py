@@ -8,14 +8,14 @@ from collections import Counter
 import pytest
 
 from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
-from swarm_node.environments.drills import create
-from swarm_node.environments.graded import FAMILIES, GRADED
-from swarm_node.environments.hashed_random import Draws
+from swarm_node.environments.bundled.drills import create
+from swarm_node.environments.bundled.graded import FAMILIES, GRADED
+from swarm_node.environments.bundled.word_problems import value
 from swarm_node.environments.presets import check_choice
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.seeds import held_out_seed, task_seed
-from swarm_node.environments.split import is_held_out
-from swarm_node.environments.word_problems import value
+from swarm_node.environments.splits.hashed_random import Draws
+from swarm_node.environments.splits.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.split import is_held_out
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 

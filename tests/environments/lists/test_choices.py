@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 
-from swarm_node.environments.choices import choices_of, points_at, right_letter, unshown_choices
-from swarm_node.environments.fields import answer_of
+from swarm_node.environments.lists.choices import (
+    choices_of,
+    points_at,
+    right_letter,
+    unshown_choices,
+)
+from swarm_node.environments.lists.fields import answer_of
 
 XYZ = ["x", "y", "z"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lasting import started
 
-from swarm_node.environments.verifiers_tasks import create
+from swarm_node.environments.adapters.verifiers_tasks import create
 from swarm_node.errors import ConfigError
 
 TASKSET = """
@@ -63,7 +63,7 @@ def test_without_the_package_it_says_what_to_install() -> None:
         "from swarm_node.environments.registry import create_environment\n"
         "from swarm_node.errors import ConfigError\n"
         "try:\n"
-        "    create_environment('swarm_node.environments.verifiers_tasks:create', "
+        "    create_environment('swarm_node.environments.adapters.verifiers_tasks:create', "
         "{'taskset': 'x', 'runs_no_code': True})\n"
         "except ConfigError as error:\n"
         "    print(error)\n"
@@ -113,7 +113,7 @@ async def test_a_taskset_runs_in_the_environments_process(tasksets: Path) -> Non
     from swarm_node.rollout import TaskRef
 
     host = ProcessEnvironmentHost(
-        "swarm_node.environments.verifiers_tasks:create",
+        "swarm_node.environments.adapters.verifiers_tasks:create",
         {"taskset": "swarm_sums", "runs_no_code": True},
     )
     async with started(host) as info:
