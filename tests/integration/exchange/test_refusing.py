@@ -104,7 +104,7 @@ async def test_a_group_that_ended_its_judge_is_refused(
     judge = bob.verifier._judge
 
     async def dies(*arguments: Any) -> Any:
-        return replace(await judge(*arguments), lost="crashed")
+        return replace(await judge(*arguments), loss_reason="crashed")
 
     bob.verifier._judge = dies
     await mallory.publish(0)
@@ -139,7 +139,7 @@ async def test_texts_that_make_the_judge_sleep_are_useless_and_not_pulled_again(
 
     async def sleeps(*arguments: Any) -> Any:
         calls.append(arguments)
-        return replace(await judge(*arguments), lost="asleep")
+        return replace(await judge(*arguments), loss_reason="asleep")
 
     bob.verifier._judge = sleeps
     await alice.publish(0)

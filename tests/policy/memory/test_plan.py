@@ -507,7 +507,7 @@ def test_the_view_of_many_cards_cuts_nothing_in_40_columns() -> None:
 def test_a_machine_without_a_gpu_is_planned_for_by_its_main_memory() -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
     model, settings = shape("qwen2.5-0.5b"), load_settings({}, environ={})
-    for free, said in ((64 * GIB, "into 68.7 GB"), (GIB, "not fit")):
+    for free, said in ((64 * GIB, "in 68.7 GB"), (GIB, "not fit")):
         machine = Machine(ON_CPU, free, None, None)
         shown = PlannedCard(machine, decide(settings, model, machine))
         console.print(card_view("qwen2.5-0.5b", model, shown))
