@@ -9,7 +9,7 @@ GYM_STAMP := $(VENV)/.ready-with-reasoning-gym
 FUZZ_LIBRARY := .fuzz
 
 .PHONY: setup setup-reasoning-gym setup-tests setup-real demo demo-real test test-all test-fast test-sites test-times lint bench bench-trl bench-trl-member experiments frontier real-model exam flood image clean
-.PHONY: settings-page protocol-page site release check-minimal lock-packages check-packages cubins
+.PHONY: settings-page protocol-pages site release check-minimal lock-packages check-packages cubins
 .PHONY: gpu-call rehearse-gpu gpu-table
 .PHONY: real-defaults campaigns campaign-coverage chaos mutants fuzz-coordinator
 
@@ -131,8 +131,8 @@ settings-page: setup
 	$(BIN)/python .ci/tools/settings_page.py
 	$(BIN)/python .ci/tools/schemas.py
 
-# The tables of docs/protocol.md from those of the program; a test says when they are stale.
-protocol-page: setup
+# The tables of the protocol's pages from those of the program; a test says when they are stale.
+protocol-pages: setup
 	$(BIN)/python .ci/tools/protocol_page.py
 
 # The pages as a site in build/site, which a browser reads without asking anybody else.

@@ -201,7 +201,7 @@ class Api:
             return Rejected("token", "missing or wrong token")
         assert self._authenticate is not None, "an application with members authenticates them"
         if not header.startswith(api.SCHEME) or len(header) > _BASE64_CHARS + len(api.SCHEME):
-            return Rejected("authorization", "sign the request: docs/protocol.md, 8.1")
+            return Rejected("authorization", "sign the request: docs/protocol-discovery.md, 8.1")
         try:
             packed_call = base64.b64decode(header.removeprefix(api.SCHEME), validate=True)
         except ValueError:  # not base64, or not even ASCII

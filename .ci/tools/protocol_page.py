@@ -1,4 +1,4 @@
-"""The tables of docs/protocol.md, written from those of the program: `make protocol-page`."""
+"""The tables of the protocol's pages, written from those of the program: `make protocol-pages`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ from swarm_node.p2p.wire.envelope import SEALED_BYTES
 from swarm_node.p2p.wire.protocols import PROTOCOLS
 from swarm_node.p2p.wire.reasons import REASONS, REFUSALS, Blame
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "protocol.md"
+_DOCS = Path(__file__).resolve().parents[2] / "docs"
+#: The written tables of each page.
+PAGES = {
+    _DOCS / "protocol.md": ("kinds",),
+    _DOCS / "protocol-streams.md": ("protocols", "limits", "refusals", "reasons"),
+}
 _CLASSES = {Blame.NONE: "No blame", Blame.USELESS: "Useless", Blame.VIOLATION: "Violation"}
 _TAILS = {
     "": "",
@@ -40,19 +45,20 @@ def tables() -> dict[str, str]:
     }
 
 
-def protocol_page(page: str) -> str:
-    """The page with its tables written anew.
+def with_tables(page: str, names: Iterable[str]) -> str:
+    """The page with the tables of these names written anew.
 
     Raises:
         ValueError: the comments around a table are not there once.
     """
-    for name, table in tables().items():
+    for name in names:
+        table = tables()[name]
         pattern = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
         page, count = re.subn(
             pattern, lambda match, t=table: f"{match[1]}{t}\n{match[2]}", page, flags=re.DOTALL
         )
         if count != 1:
-            raise ValueError(f"{PAGE.name}: <!-- {name} --> stands there {count} times")
+            raise ValueError(f"<!-- {name} --> stands {count} times on the page")
     return page
 
 
@@ -74,4 +80,5 @@ def _size(size: int) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(protocol_page(PAGE.read_text()))
+    for path, names in PAGES.items():
+        path.write_text(with_tables(path.read_text(), names))

@@ -1,25 +1,35 @@
-"""The tables of docs/protocol.md are those of the program."""
+"""The tables of the protocol's pages are those of the program."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from protocol_page import PAGE, protocol_page, tables
+from protocol_page import PAGES, tables, with_tables
+
+_PLACES = [(path, name) for path, names in PAGES.items() for name in names]
 
 
-def test_the_tables_of_the_page_are_those_of_the_program() -> None:
-    written = PAGE.read_text()
-    assert written == protocol_page(written), "run `make protocol-page`"
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_tables_of_a_page_are_those_of_the_program(path: Path) -> None:
+    written = path.read_text()
+    assert written == with_tables(written, PAGES[path]), "run `make protocol-pages`"
 
 
-@pytest.mark.parametrize("name", tables())
-def test_a_table_that_was_changed_by_hand_is_found(name: str) -> None:
-    written = PAGE.read_text()
+def test_every_table_stands_on_a_page() -> None:
+    assert sorted(tables()) == sorted(name for _, name in _PLACES)
+
+
+@pytest.mark.parametrize(("path", "name"), _PLACES)
+def test_a_table_that_was_changed_by_hand_is_found(path: Path, name: str) -> None:
+    written = path.read_text()
     table = tables()[name]
     stale = written.replace(table, f"{table}\nby hand")
     assert stale != written
-    assert protocol_page(stale) == written
+    assert with_tables(stale, PAGES[path]) == written
 
 
 def test_a_page_without_a_place_for_a_table_is_refused() -> None:
-    with pytest.raises(ValueError, match="kinds"):
-        protocol_page(PAGE.read_text().replace("<!-- kinds -->", ""))
+    path, name = _PLACES[0]
+    with pytest.raises(ValueError, match=name):
+        with_tables(path.read_text().replace(f"<!-- {name} -->", ""), (name,))

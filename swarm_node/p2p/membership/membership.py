@@ -2,7 +2,7 @@
 
 The root key signs issuer certificates, and issuer keys sign member certificates: the depth is
 exactly two. A certificate is an envelope, so its signature binds it to the swarm. Callers pass the
-time in Unix seconds. docs/protocol.md has details that the rules leave open.
+time in Unix seconds. docs/protocol-membership.md has details that the rules leave open.
 """
 
 from __future__ import annotations

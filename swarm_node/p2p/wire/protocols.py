@@ -1,7 +1,7 @@
 """The names of all protocols between nodes, with the bodies of their requests and replies.
 
 Every server and client imports them from here. `.ci/tools/protocol_page.py` writes the table of
-docs/protocol.md from `PROTOCOLS`.
+docs/protocol-streams.md from `PROTOCOLS`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """All reasons for a refusal: the codes under which a node counts them, and the words of a refused
 reply. Pure.
 
-`.ci/tools/protocol_page.py` writes lists of docs/protocol.md from `REASONS` and `REFUSALS`. A
+`.ci/tools/protocol_page.py` writes lists of docs/protocol-streams.md from `REASONS` and `REFUSALS`. A
 peer's words have a consequence only if they are exactly those of a row.
 """
 
