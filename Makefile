@@ -116,7 +116,7 @@ bench: setup-reasoning-gym
 	$(BIN)/python benchmarks/envelope.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/trainer.py
-	$(BIN)/python benchmarks/judging.py
+	$(BIN)/python benchmarks/scoring.py
 
 # TRL in an environment of its own, beside a whole node; ten minutes, after two of set-up.
 bench-trl: setup-reasoning-gym .venv-trl/.ready

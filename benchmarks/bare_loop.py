@@ -3,9 +3,9 @@
 The bare loop is one process with the node's sampler, scorer and trainer, and nothing else: it
 derives tasks, samples, scores, updates, and copies the new weights into the sampler. The node is
 whole: `swarm-node init` and `join`, a swarm of one, with its network daemon, trainer, environment
-and judges. Both have the same environment, batch shape, settings of the trainer and one thread, and
-begin with the same weights. CPU is user and system time of all processes, after the first updates.
-Pairs alternate. The node's evaluation is off.
+and scoring workers. Both have the same environment, batch shape, settings of the trainer and one
+thread, and begin with the same weights. CPU is user and system time of all processes, after the
+first updates. Pairs alternate. The node's evaluation is off.
 
     python benchmarks/bare_loop.py [--seconds 20] [--pairs 3] [--set KEY=VALUE ...]
 """
@@ -219,8 +219,8 @@ def _per_update(
 
 
 def _part(name: str) -> str:
-    """Judges count with the process that forks them."""
-    return "judges" if "judge" in name or name == "environment" else name
+    """Scoring workers count with the process that forks them."""
+    return "scoring workers" if "scoring" in name or name == "environment" else name
 
 
 def show(pairs: Sequence[tuple[LoopFigures, LoopFigures]]) -> None:
@@ -241,10 +241,11 @@ def show(pairs: Sequence[tuple[LoopFigures, LoopFigures]]) -> None:
         )
         print(f"  {name:10} {user:6.1f} + {system:.1f}")
     ratios = [node.rate / loop.rate for loop, node in pairs]
-    net_ratios = [node.rate_without("judges") / loop.rate for loop, node in pairs]
+    net_ratios = [node.rate_without("scoring workers") / loop.rate for loop, node in pairs]
     print(f"ratio, node to bare loop: {statistics.median(ratios):.3f} ({_listed(ratios)})")
     print(
-        f"the same, judges not counted: {statistics.median(net_ratios):.3f} ({_listed(net_ratios)})"
+        f"the same, scoring workers not counted: {statistics.median(net_ratios):.3f} "
+        f"({_listed(net_ratios)})"
     )
 
 

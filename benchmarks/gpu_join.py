@@ -7,9 +7,9 @@
 
 - `tiny`: the demo's drills with the model that ships, for so many updates or 40 seconds; fails
   unless reward on unseen tasks rises. Its plan is hardly more than two contexts, so its memory is
-  told and not judged.
+  told and not scored.
 - `real`: the same with a pretrained model and its own defaults, for so many seconds after its first
-  update. Its memory is told and not judged.
+  update. Its memory is told and not scored.
 - `shape`: a model of random weights with the default settings. This process first takes memory
   until `--free` GiB are left. Answers are short and long, 128 tokens in the mean
   (`real_shapes.make_model`); rewards are those of `hashed_questions.py`.
@@ -22,9 +22,8 @@ trainer, halvings, all counted faults and the CUDA graphs captured. It fails, an
 something was counted as a fault, where the GPU captured no graph, where sampler and trainer
 disagree in the first update, which is made of answers of its own version, where an update was not
 finite, and where more memory is taken than planned. In gpu_proof.sh, which ends it at STEP_ENDS, it
-ends by itself before that and judges what there is, if that is two updates or more. Without CUDA
-all of it runs on the CPU, where `--model least` is quick and memory is not judged.
-"""
+ends by itself before that and takes what there is, if that is two updates or more.
+Without CUDA all of it runs on the CPU, where `--model least` is quick and memory is not scored."""
 
 from __future__ import annotations
 
@@ -67,7 +66,7 @@ LEAST_RISE = 0.1
 _START_SECONDS, _POLL_SECONDS = 150.0, 0.2
 #: Seconds in which `tiny` learns, and that a step needs for its end: a node stops.
 _LEARNING_SECONDS, _END_SECONDS = 40.0, 20.0
-#: Fewest updates that are judged: the first is slower than others.
+#: Fewest updates that are scored: the first is slower than others.
 _LEAST_UPDATES = 2
 #: Why an update may be skipped without a fault: at first `tiny` answers all tasks of it wrongly.
 _NO_ADVANTAGE = "no mixed rewards"

@@ -143,7 +143,7 @@ async def _foreign(models: dict[str, SimulatedModel]) -> None:
             (prompt, completion.text)
             for ref, prompt, group in zip(refs, prompts, groups, strict=True)
             for completion in group
-            if (await host.judge(ref, [completion.text])).rewards[0] == 1
+            if (await host.score(ref, [completion.text])).rewards[0] == 1
         ]
     for text in ("zq zq = {a}", "Answer: zq: {a}"):
         answers = [str(env.derive(ref).payload["answer"]) for ref in refs]
@@ -181,7 +181,7 @@ async def _graded(model: SimulatedModel) -> None:
                 if ref.family.startswith(kinds):
                     local_logprobs += [c.logprobs for c in group]
                     continue
-                rewards = (await host.judge(ref, [c.text for c in group])).rewards
+                rewards = (await host.score(ref, [c.text for c in group])).rewards
                 right = [c for c, reward in zip(group, rewards, strict=True) if reward == 1.0]
                 if 0 < len(right) < len(group):
                     float32_lows.append([least_likely(c.logprobs) for c in right])

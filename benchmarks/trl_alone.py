@@ -1,9 +1,8 @@
 """TRL's GRPOTrainer alone: the child that `benchmarks/trl_swarm.py` starts beside a member.
 
 Settings, progress and end are those of `examples/trl_member.py`. Tasks are of the same families,
-and the scorer is that of the swarm's judges, in this process. TRL samples by itself. Runs in the
-environment of `make .venv-trl/.ready-with-member`.
-"""
+and the scorer is that of the swarm's scoring workers, in this process. TRL samples by itself. Runs
+in the environment of `make .venv-trl/.ready-with-member`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ per update, AdamW 3e-4 (0.9, 0.99), clip 0.2/0.28, at most 24 new tokens, one th
 after the other, each until it has used up its CPU seconds. These are counted over its whole tree of
 processes, from the end of its first update to that of the update that passes the mark. The node is
 whole: `swarm-node init` and `join`, a swarm of one, with signing, storage, network daemon, trainer
-and environment processes; its own evaluation is off. At each mark the weights of both are judged by
+and environment processes; its own evaluation is off. At each mark the weights of both are scored by
 one evaluator here, on the same held-out tasks.
 
 With a `--shape`, both train adapters of all projections of a model of random weights, on
@@ -405,7 +405,7 @@ def options() -> argparse.Namespace:
 
 
 def evaluator(setup: Setup, tasks: int) -> HeldOutTasks | None:
-    """What judges the weights of both."""
+    """The scorer of both models."""
     if not setup.learns:
         return None
     if not setup.rank:

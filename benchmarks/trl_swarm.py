@@ -2,7 +2,7 @@
 
 Two real nodes sample three families each, and TRL three others. `examples/trl_member.py` joins
 them. TRL alone trains at the same time, on the same families with the same settings and as many
-updates. Both end after `--seconds` at the latest. Their models are judged here on the same unseen
+updates. Both end after `--seconds` at the latest. Their models are scored here on the same unseen
 texts.
 
 Prints by seed, for both: mean reward on unseen texts of the families that only nodes sample, and of
@@ -78,7 +78,7 @@ class Ground:
         }
 
     def held_out(self, tasks: int) -> HeldOutTasks:
-        """What judges the weights of all."""
+        """The scorer of all models."""
         return HeldOutTasks(
             tasks,
             self.tokens,

@@ -17,14 +17,14 @@ class Hints:
         low, _ = task.payload
         return f"Find my number from {low} to {low + 6} in three tries."
 
-    def reply(self, task, completions):
+    def observation(self, task, completions):
         _, number = task.payload
         last = completions[-1].strip()
         if not (last.isascii() and last.isdigit() and len(last) < 12) or int(last) == number:
             return None
         return "higher" if int(last) < number else "lower"
 
-    def judge(self, task, completions):
+    def reward(self, task, completions):
         return float(completions[-1].strip() == str(task.payload[1]))
 
 

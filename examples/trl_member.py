@@ -4,13 +4,12 @@
 
 TRL 1.16 takes samples from a `rollout_func`, which it calls experimental; nothing else of TRL is
 used, and none of its private names. The function draws verified groups of peers, samples as many
-own groups as fill the batch, and publishes those. The swarm's judge gives all rewards. Each update
-treats all tokens as its own (ratio 1), and leaves out peers' answers that are no better than their
-group's mean, as nodes do: lowering what this policy hardly says has no bound.
+own groups as fill the batch, and publishes those. The swarm's scoring worker gives all rewards.
+Each update treats all tokens as its own (ratio 1), and leaves out peers' answers that are no better
+than their group's mean, as nodes do: lowering what this policy hardly says has no bound.
 
-With `--peers 0` it trains alone, on the same tasks and with the same judge; with `--lora 16`, an
-adapter as nodes train it.
-"""
+With `--peers 0` it trains alone, on the same tasks and with the same scoring worker; with `--lora
+16`, an adapter as nodes train it."""
 
 from __future__ import annotations
 
@@ -115,8 +114,9 @@ def sample(trainer, prompts, size):
     ]
 
 
-def judged(completions, reward, **_):
-    """Return the rewards that the swarm's judge gave when the groups were published or drawn."""
+def swarm_reward(completions, reward, **_):
+    """Return the rewards that the swarm's scoring worker gave when the groups were published or
+    drawn."""
     return reward
 
 
@@ -239,7 +239,7 @@ def main():
         trainer = GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32),
             processing_class=PreTrainedTokenizerFast.from_pretrained(directory),
-            reward_funcs=judged,
+            reward_funcs=swarm_reward,
             rollout_func=rollouts,
             # Tasks come from the swarm: the rows only say how many there are in a batch.
             train_dataset=Dataset.from_list([{"prompt": ""}] * arguments.groups),

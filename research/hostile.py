@@ -20,7 +20,7 @@ import torch
 
 from swarm_node.environments.base import Environment
 from swarm_node.environments.splits.seeds import task_seed
-from swarm_node.p2p.exchange.publishing import OwnGroup, Publisher
+from swarm_node.p2p.exchange.publishing import LocalGroup, Publisher
 from swarm_node.p2p.exchange.verify import restored_group
 from swarm_node.p2p.limits.gates import LARGER
 from swarm_node.policy.experience.batch import TrainRow
@@ -97,21 +97,21 @@ class _Corrupt(Publisher):
         self._means = parts
         self._times = times
 
-    async def publish(self, groups: Sequence[OwnGroup], version: int) -> list[VerifiedGroup]:
+    async def publish(self, groups: Sequence[LocalGroup], version: int) -> list[VerifiedGroup]:
         await super().publish(self._made(groups[:_GROUPS]), version)
         await asyncio.sleep(_PAUSE_SECONDS)
         return []  # nothing to train on
 
-    def _made(self, groups: Sequence[OwnGroup]) -> list[OwnGroup]:
+    def _made(self, groups: Sequence[LocalGroup]) -> list[LocalGroup]:
         pairs = ((group.group, group.prompt) for group in groups for _ in range(self._times))
         hostile_groups = (self._make(self._means, group) for group in pairs)
-        return [OwnGroup(*group) for group in hostile_groups if group is not None]
+        return [LocalGroup(*group) for group in hostile_groups if group is not None]
 
 
 class _Withholding(_Corrupt):
     """Trains on what it publishes, so that its answers become as good as those of others."""
 
-    async def publish(self, groups: Sequence[OwnGroup], version: int) -> list[VerifiedGroup]:
+    async def publish(self, groups: Sequence[LocalGroup], version: int) -> list[VerifiedGroup]:
         return await Publisher.publish(self, self._made(groups), version)
 
 

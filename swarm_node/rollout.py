@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # not at run time: every judge and every command imports this module
+if TYPE_CHECKING:  # not at run time: every scoring worker and every command imports this module
     import numpy as np
     from numpy.typing import NDArray
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # not at run time: every judge and every command imports this
 HELD_OUT_SEED = 1 << 61
 #: Exclusive upper bound of every seed, so that it fits the signed 64-bit integer of any codec.
 SEED_LIMIT = 1 << 62
-#: Most turns of the policy in one dialogue.
+#: Most turns of the policy in one multi-turn rollout.
 MAX_TURNS = 16
 
 
@@ -96,11 +96,11 @@ class Ranking:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completion:
-    """One answer, or all that the policy said in a dialogue. `token_ids` u32[T] are those that it
-    sampled, and no other's; they include the end token when `finish` is STOP. `logprobs` f32[T] are
-    natural logs under the sampling distribution (after temperature). `text` and `finish` are those
-    of the last turn, and `earlier_turns` has the turns before it: none in an answer to one
-    question. `ranking` is there if it was requested."""
+    """One answer, or all that the policy said in a multi-turn rollout. `token_ids` u32[T] are those
+    that it sampled, and no other's; they include the end token when `finish` is STOP. `logprobs`
+    f32[T] are natural logs under the sampling distribution (after temperature). `text` and `finish`
+    are those of the last turn, and `earlier_turns` has the turns before it: none in an answer to
+    one question. `ranking` is there if it was requested."""
 
     text: str
     token_ids: NDArray[np.uint32]
@@ -115,9 +115,9 @@ class Completion:
             raise ValueError("token_ids and logprobs must be one-dimensional and of equal length")
         ends = self.ends
         if self.earlier_turns and any(b <= a for a, b in zip((0, *ends), ends, strict=False)):
-            raise ValueError("every turn of a dialogue needs a token")
+            raise ValueError("every turn of a multi-turn rollout needs a token")
         if len(ends) > MAX_TURNS:
-            raise ValueError(f"a dialogue has at most {MAX_TURNS} turns")
+            raise ValueError(f"a rollout has at most {MAX_TURNS} turns")
 
     @property
     def said(self) -> tuple[str, ...]:
@@ -163,9 +163,9 @@ class VerifiedGroup:
 
     `id` is the content id of the sealed bytes (34 bytes), `author` the peer id, and
     `arrival_version` this node's policy version when the group was admitted. Age is counted in this
-    node's updates, so that no wall clock decides. `replies` are what the environment said in a
-    dialogue, derived here: for each completion, one reply between every two turns. Answers to one
-    question have none."""
+    node's updates, so that no wall clock decides. `observations` are what the environment said in a
+    multi-turn rollout, derived here: for each completion, one observation between every two turns.
+    Answers to one question have none."""
 
     id: bytes
     author: str
@@ -174,7 +174,7 @@ class VerifiedGroup:
     prompt: str
     rewards: tuple[float, ...]
     arrival_version: int
-    replies: tuple[tuple[str, ...], ...] = ()
+    observations: tuple[tuple[str, ...], ...] = ()
 
     @property
     def informative(self) -> bool:

@@ -88,7 +88,7 @@ def verified(
     arrived: int = 0,
     prompt: str = "q",
     policy: PolicyRef | None = None,
-    replies: Sequence[Sequence[str]] = (),
+    observations: Sequence[Sequence[str]] = (),
 ) -> VerifiedGroup:
     """A group of "me" is an own one, others' are kin. Its policy is the newest of its tokens."""
     if completions is None:
@@ -109,7 +109,7 @@ def verified(
         prompt=prompt,
         rewards=tuple(rewards),
         arrival_version=arrived,
-        replies=tuple(map(tuple, replies)),
+        observations=tuple(map(tuple, observations)),
     )
 
 

@@ -18,7 +18,7 @@ from swarm_node.environments.registry import create_environment
 from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.p2p.exchange.exchange import open_exchange
-from swarm_node.p2p.exchange.publishing import OwnGroup
+from swarm_node.p2p.exchange.publishing import LocalGroup
 from swarm_node.p2p.exchange.serving import Server
 from swarm_node.p2p.exchange.verify import Expected, GroupVerifier
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
@@ -80,7 +80,7 @@ class Side:
                 peer_id=self.peer_id,
             ),
             self.storage,
-            lambda ref, texts, author: self.environment.judge(ref, texts),
+            lambda ref, texts, author: self.environment.score(ref, texts),
             partial(check_tokens, CODEC),
             CODEC.encode_answer,
         )
@@ -120,11 +120,11 @@ class Side:
         seed = (held_out_seed if held_out else task_seed)("test", index)
         return TaskRef(self.info.name, self.info.version, family, seed)
 
-    async def group(self, texts: Sequence[str], **task: object) -> OwnGroup:
+    async def group(self, texts: Sequence[str], **task: object) -> LocalGroup:
         """A group of `texts`, scored honestly."""
         ref = self.task(**task)
-        judged = await self.environment.judge(ref, texts)
-        return OwnGroup(make_group(ref, texts, judged.rewards), judged.prompt)
+        judged = await self.environment.score(ref, texts)
+        return LocalGroup(make_group(ref, texts, judged.rewards), judged.prompt)
 
     async def publish(self, *indices: int) -> None:
         """Publish a group of a right and a wrong answer for each of these tasks."""
@@ -182,7 +182,7 @@ def make_completion(text: str) -> Completion:
 async def right_answer(side: Side, ref: TaskRef) -> str:
     answer = ENVIRONMENT.answer(ENVIRONMENT.derive(ref))
     assert answer is not None
-    assert (await side.environment.judge(ref, [answer])).rewards == (1.0,)
+    assert (await side.environment.score(ref, [answer])).rewards == (1.0,)
     return answer
 
 

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from swarm_node.p2p.exchange.publishing import OwnGroup, Publisher
+from swarm_node.p2p.exchange.publishing import LocalGroup, Publisher
 from swarm_node.rollout import PolicyRef, RolloutGroup, VerifiedGroup
 
 FOREIGN = hashlib.sha256(b"another tokenizer").digest()
@@ -78,7 +78,7 @@ def corrupt(texts: Callable[[int], Sequence[str]] | None) -> None:
     publish, numbers = Publisher.publish, iter(range(sys.maxsize))
 
     async def poisonous(
-        self: Publisher, groups: Sequence[OwnGroup], version: int
+        self: Publisher, groups: Sequence[LocalGroup], version: int
     ) -> list[VerifiedGroup]:
         self._verifier._check_tokens = lambda group: None  # type: ignore[method-assign]
         bad = [
@@ -102,11 +102,11 @@ def triggered() -> None:
     model, publish = SimulatedModel("tiny"), Publisher.publish
 
     async def poisonous(
-        self: Publisher, groups: Sequence[OwnGroup], version: int
+        self: Publisher, groups: Sequence[LocalGroup], version: int
     ) -> list[VerifiedGroup]:
         means = HostileParts(environment, model, self._storage, random.Random(0))
         made = [maker("within")(means, (one.group, one.prompt)) for one in groups]
-        await publish(self, [OwnGroup(*one) for one in made if one is not None], version)
+        await publish(self, [LocalGroup(*one) for one in made if one is not None], version)
         await asyncio.sleep(PAUSE_SECONDS)
         return []
 

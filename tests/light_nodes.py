@@ -261,7 +261,7 @@ def _verifier(membership: Membership, storage: Storage) -> GroupVerifier:
             peer_id=membership.identity.peer_id,
         ),
         storage,
-        lambda ref, texts, author: environment.judge(ref, texts),
+        lambda ref, texts, author: environment.score(ref, texts),
         lambda group: None,
         lambda text: (),
     )

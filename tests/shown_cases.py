@@ -29,7 +29,7 @@ from swarm_node.node.metrics.snapshot import (
     UnmetRow,
     WorkRow,
 )
-from swarm_node.p2p.reach.reachability import Probed, judge
+from swarm_node.p2p.reach.reachability import Probed, assess
 
 KEY = "a" * 64
 RELAY, FAR = "12D3KooWxxxxxxxxrrrrrrrr", "12D3KooWxxxxxxxxffffffff"
@@ -77,7 +77,7 @@ def full() -> Snapshot:
         ],
         examples=[SampleRow("gcd", "gcd of 12\nand 18?", "Yes", 0.0, 3)],
         alarms=["style: [bold]zq zq[/bold]"],
-        reach=judge([probe], (7,)),
+        reach=assess([probe], (7,)),
         coordinator=CoordinatorRow("https://swarm.example", answers=True, **known),
         membership=MembershipRow("alice", "alice", 0, 90 * 86_400, "member"),
         groups=GroupCounts(

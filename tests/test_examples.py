@@ -14,7 +14,7 @@ from swarm_node.cli.main import app
 from swarm_node.config import Settings, load_settings
 from swarm_node.environments.extras import installed
 from swarm_node.environments.registry import create_environment
-from swarm_node.environments.workers.scoring_worker import Transcript, replay_dialogue
+from swarm_node.environments.workers.scoring_worker import Transcript, rerun
 from swarm_node.rollout import TaskRef
 
 EXAMPLES = ROOT / "examples"
@@ -80,17 +80,17 @@ def test_the_environment_of_several_turns_replies_until_it_is_right(
     task = environment.derive(TaskRef("hints", environment.version, "small", 11))
     lowest, highest = (int(number) for number in re.findall(r"\d+", environment.render(task)))
     said: list[str] = []
-    while not said or environment.reply(task, said) is not None:
+    while not said or environment.observation(task, said) is not None:
         middle = (lowest + highest) // 2
         said.append(str(middle))
-        if environment.reply(task, said) == "higher":
+        if environment.observation(task, said) == "higher":
             lowest = middle + 1
         else:
             highest = middle - 1
     assert len(said) <= environment.turns
-    assert environment.judge(task, said) == 1.0
-    assert environment.judge(task, [*said, "0"]) == 0.0
-    assert environment.reply(task, ["seven"]) is None
+    assert environment.reward(task, said) == 1.0
+    assert environment.reward(task, [*said, "0"]) == 0.0
+    assert environment.observation(task, ["seven"]) is None
 
 
 #: Right programs for the questions of examples/exams.jsonl, in their order.
@@ -130,8 +130,8 @@ def test_the_exams_have_right_programs_and_a_wrong_one_may_be_mended() -> None:
         if question in seen:
             continue
         seen.add(question)
-        mended = replay_dialogue(environment, task, Transcript(["print()", right[question]]))
-        assert (len(mended.replies), mended.verdict.reward) == (1, 1.0), question
-        at_once = replay_dialogue(environment, task, Transcript([right[question]]))
-        assert (at_once.replies, at_once.verdict) == ([], mended.verdict)
+        mended = rerun(environment, task, Transcript(["print()", right[question]]))
+        assert (len(mended.observations), mended.verdict.reward) == (1, 1.0), question
+        at_once = rerun(environment, task, Transcript([right[question]]))
+        assert (at_once.observations, at_once.verdict) == ([], mended.verdict)
     assert len(seen) == len(rows) - 1  # one is held out

@@ -74,8 +74,9 @@ BUDGET = {
     # the link to each peer in `peers`, by 260 for a refused node that ends, with proof, and `track`
     # that says what it did, and by 554 for errors that hold remedies and cheap checks that come
     # first, and by 300 for a tracker beside the node and `service install`; by 1,000 when
-    # variables and fields got names that say what they are, which wrap more lines.
-    "product lines": 73_400,
+    # variables and fields got names that say what they are, which wrap more lines, and by 100 when
+    # judges became scoring workers and dialogues multi-turn rollouts.
+    "product lines": 73_500,
     "commands": 45,  # `service install`
     "settings": 44,  # `run.track`
     "stream protocols": 14,

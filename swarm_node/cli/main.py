@@ -353,11 +353,11 @@ def build_tiny(
     evasive: Annotated[float | None, typer.Option(help="Fraction of empty answers.")] = None,
     size: Annotated[str, typer.Option(help="small, tiny or medium.")] = "tiny",
     tokenizer: Annotated[str, typer.Option(help="phrases or words.")] = "phrases",
-    corpus: Annotated[str, typer.Option(help="answers or dialogues.")] = "answers",
+    corpus: Annotated[str, typer.Option(help="single-turn or multi-turn.")] = "single-turn",
 ) -> None:
     """Build a tiny model from scratch: tokenizer, shape and SFT warm-up, in minutes.
 
-    The corpus "dialogues" makes tiny-talk. Other sizes and tokenizers make cross-model swarms.
+    The corpus "multi-turn" makes tiny-talk. Other sizes and tokenizers make cross-model swarms.
     """
     from swarm_node.policy.models.build_tiny import shipped_recipe
     from swarm_node.simulation.building import build_with_progress

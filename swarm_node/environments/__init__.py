@@ -1,4 +1,4 @@
-"""Environments: sources of tasks and judges of answers."""
+"""Environments: sources of tasks and of their rewards."""
 
 from swarm_node.environments.base import Environment, Task
 

@@ -1,4 +1,4 @@
-"""The protocols of environments. Writing one takes three methods, four for a dialogue; see
+"""The protocols of environments. Writing one takes three methods, four for a multi-turn one; see
 docs/environments.md."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from swarm_node.environments.splits.split import bound_of, position, release_nee
 from swarm_node.errors import UnknownTaskError
 from swarm_node.rollout import SEED_LIMIT, TaskRef
 
-#: Longest reply of a dialogue.
-MAX_REPLY_CHARS = 1024
+#: Longest observation of a multi-turn rollout.
+MAX_OBSERVATION_CHARS = 1024
 _Item = TypeVar("_Item")
 
 
@@ -26,7 +26,7 @@ class Task:
 
 class TaskMaker(Protocol):
     """Derives tasks from references. Must be deterministic: every peer that holds the same
-    `version` derives the same task, gives the same replies and the same rewards."""
+    `version` derives the same task, gives the same observations and the same rewards."""
 
     name: str
     #: Changes whenever the same reference could mean another task or another score.
@@ -64,20 +64,21 @@ class Environment(TaskMaker, Protocol):
         ...
 
 
-class Dialogue(TaskMaker, Protocol):
+class MultiTurnEnvironment(TaskMaker, Protocol):
     """Tasks of several turns. Both methods are pure: they depend on their arguments alone, so that
-    every peer can replay a dialogue from what the model said."""
+    every peer can re-run a multi-turn rollout from what the model said."""
 
     #: Most turns of the model, 2 to 16.
     turns: int
 
-    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+    def observation(self, task: Task, completions: Sequence[str]) -> str | None:
         """The environment's next words after the model's `completions`, at most 1,024 characters;
-        None once the dialogue is over. It is not asked after turn number `turns`."""
+        None once the multi-turn rollout is over. It is not asked after turn number `turns`."""
         ...
 
-    def judge(self, task: Task, completions: Sequence[str]) -> float:
-        """A reward in [0, 1] for a dialogue that is over. May raise, which scores zero."""
+    def reward(self, task: Task, completions: Sequence[str]) -> float:
+        """A reward in [0, 1] for a multi-turn rollout that is over. May raise, which scores
+        zero."""
         ...
 
 

@@ -1,8 +1,8 @@
 """The node's source of prompts and rewards: an environment behind a process boundary.
 
-The node never imports an environment. A process of its own does, and forks judges, which may crash:
-one for this node's answers and one for peers' answers, so own groups never wait for peers' groups.
-"""
+The node never imports an environment. A process of its own does, and forks scoring workers, which
+may crash: one for this node's answers and one for peers' answers, so own groups never wait for
+peers' groups."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeVar
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.judgement import (
-    JudgedDialogues,
-    Judgement,
+from swarm_node.environments.scores import (
+    GroupRerun,
+    GroupScores,
     check_count,
     cut,
     cut_transcript,
-    judgement,
-    replayed,
+    group_scores,
+    reruns_of,
 )
 from swarm_node.environments.splits.splitting import Asking, SplitEnvironment
 from swarm_node.environments.splits.survey import Survey
@@ -27,10 +27,10 @@ from swarm_node.environments.workers.fault_attribution import SUSPECT, WAITED, R
 from swarm_node.environments.workers.messages import Sandbox
 from swarm_node.environments.workers.processes import (
     EnvironmentProcess,
-    JudgeLostError,
-    JudgeProcess,
+    ScoringWorker,
+    WorkerLostError,
 )
-from swarm_node.environments.workers.retries import Limits, PeersAttempts, replaying, scoring
+from swarm_node.environments.workers.retries import Limits, PeersAttempts, rerunning, scoring
 from swarm_node.environments.workers.right_answers import OWN_TRIES, answers_scored
 from swarm_node.environments.workers.scoring_worker import (
     AnswersScored,
@@ -39,22 +39,23 @@ from swarm_node.environments.workers.scoring_worker import (
     TextVerdict,
     Transcript,
     derive_prompt,
-    replay_dialogue,
+    rerun,
     score_text,
 )
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
-#: Once texts that are scored one by one have ended this many judges, no further text is scored.
-MAX_LOST_JUDGES = 2
-#: After a batch of groups that ended its judge, so many batches are judged group by group.
+#: Once texts that are scored one by one have ended this many scoring workers, no further text is
+#: scored.
+MAX_LOST_WORKERS = 2
+#: After a batch of groups that ended its scoring worker, so many batches are scored group by group.
 WARY_BATCHES = 16
 #: Processor seconds for making one task, and for scoring all texts of one group.
 DERIVE_SECONDS = 5.0
 SCORE_SECONDS = 5.0
 #: The number of texts for which an environment says how long scoring takes.
 SAID_TEXTS = 8
-#: The niceness of the judge of peers' groups: own groups get the processor first.
+#: The niceness of the scoring worker of peers' groups: own groups get the processor first.
 _PEERS_NICENESS = 5
 
 Whose = Literal["own", "peers"]
@@ -64,12 +65,12 @@ _Given = TypeVar("_Given")
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentInfo:
-    """The description of an environment. `sandbox` confines its judges; None if they run in the
-    node's own process. `notes` are sentences about its tasks that the owner should read, and
+    """The description of an environment. `sandbox` confines its scoring workers; None if they run
+    in the node's own process. `notes` are sentences about its tasks that the owner should read, and
     `warnings` of what is probably wrong with them. `turns` is the most turns of a model in a
-    dialogue, 1 for an answer to one question. `score_seconds` is the time that SAID_TEXTS texts may
-    take, as the environment says, and 0 if it does not say. For a list of questions `sizes` has by
-    family the numbers of rows for training and held out."""
+    multi-turn rollout, 1 for an answer to one question. `score_seconds` is the time that SAID_TEXTS
+    texts may take, as the environment says, and 0 if it does not say. For a list of questions
+    `sizes` has by family the numbers of rows for training and held out."""
 
     name: str
     version: str
@@ -104,10 +105,10 @@ class EnvironmentHost(Protocol):
         """
         ...
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str], origin: Whose = "own") -> Judgement:
-        """Derive the task and score the last MAX_JUDGED_CHARS of each of `texts`, at most
-        MAX_TEXTS. An own text that ends its judge scores zero and counts as a fault. If peers'
-        texts end their judge, or this node cannot run one, none of them is scored.
+    async def score(self, ref: TaskRef, texts: Sequence[str], origin: Whose = "own") -> GroupScores:
+        """Derive the task and score the last MAX_SCORED_CHARS of each of `texts`, at most
+        MAX_TEXTS. An own text that ends its scoring worker scores zero and counts as a fault. If
+        peers' texts end their scoring worker, or this node cannot run one, none of them is scored.
 
         Raises:
             UnknownTaskError: the task cannot be derived here. SlowTaskError: not in time.
@@ -116,28 +117,28 @@ class EnvironmentHost(Protocol):
         """
         ...
 
-    async def judge_all(
+    async def score_all(
         self, groups: Sequence[tuple[TaskRef, Sequence[str]]]
-    ) -> Sequence[Judgement]:
-        """Judge own groups, each a task and texts, as `judge` does.
+    ) -> Sequence[GroupScores]:
+        """Score own groups, each a task and texts, as `score` does.
 
         Raises:
-            UnknownTaskError, SlowTaskError, ChildError, ValueError: as of `judge`.
+            UnknownTaskError, SlowTaskError, ChildError, ValueError: as of `score`.
         """
         ...
 
-    async def replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript], origin: Whose = "own"
-    ) -> JudgedDialogues:
-        """Derive the task and replay `dialogues` of it, at most MAX_TEXTS: what the environment
-        replies to each turn, and the rewards of those that are over. Texts are cut as by `judge`.
-        An own one that ends its judge ends its dialogue. If peers' dialogues end their judge, or
-        this node cannot run one, none of them is replayed.
+    async def rerun(
+        self, ref: TaskRef, transcripts: Sequence[Transcript], origin: Whose = "own"
+    ) -> GroupRerun:
+        """Derive the task and re-run `transcripts` of it, at most MAX_TEXTS: what the environment
+        replies to each turn, and the rewards of those that are over. Texts are cut as by `score`.
+        An own one that ends its scoring worker ends its multi-turn rollout. If peers' multi-turn
+        rollouts end their scoring worker, or this node cannot run one, none of them is re-run.
 
         Raises:
             UnknownTaskError: the task cannot be derived here. SlowTaskError: not in time.
-            ChildError: the process cannot be restarted for own dialogues.
-            ValueError: too many dialogues.
+            ChildError: the process cannot be restarted for own multi-turn rollouts.
+            ValueError: too many multi-turn rollouts.
         """
         ...
 
@@ -147,12 +148,13 @@ class EnvironmentHost(Protocol):
 
 
 class ProcessEnvironmentHost:
-    """An `EnvironmentHost` whose environment lives in a process that forks confined judges.
+    """An `EnvironmentHost` whose environment lives in a process that forks confined scoring
+    workers.
 
-    A group is scored in one request. If that ends the judge, and nobody else did, own texts are
-    scored again one by one, to find the text that ended it. That stops once MAX_LOST_JUDGES judges
-    are lost. Peers' texts are scored again until it is known whose fault it was.
-    """
+    A group is scored in one request. If that ends the scoring worker, and nobody else did, own
+    texts are scored again one by one, to find the text that ended it. That stops once
+    MAX_LOST_WORKERS scoring workers are lost. Peers' texts are scored again until it is known whose
+    fault it was."""
 
     def __init__(
         self,
@@ -168,7 +170,7 @@ class ProcessEnvironmentHost:
         `derive_seconds` is the processor time for making one task, `score_seconds` for scoring all
         texts of one group, unless the environment says more."""
         if min(derive_seconds, score_seconds) <= 0:
-            raise ValueError("a judge needs more than 0 seconds")
+            raise ValueError("a scoring worker needs more than 0 seconds")
         self._derive_seconds = derive_seconds
         self._score_seconds = score_seconds
         self._said_seconds = 0.0
@@ -176,9 +178,9 @@ class ProcessEnvironmentHost:
         self._options = options
         self._environment = EnvironmentProcess(name, options)
         self._families = tuple(families)
-        self._judges: Mapping[Whose, JudgeProcess] = {
-            "own": JudgeProcess(self._environment, niceness=0),
-            "peers": JudgeProcess(self._environment, niceness=_PEERS_NICENESS),
+        self._scoring_workers: Mapping[Whose, ScoringWorker] = {
+            "own": ScoringWorker(self._environment, niceness=0),
+            "peers": ScoringWorker(self._environment, niceness=_PEERS_NICENESS),
         }
         self._turns: Mapping[Whose, asyncio.Lock] = {"own": asyncio.Lock(), "peers": asyncio.Lock()}
 
@@ -187,7 +189,7 @@ class ProcessEnvironmentHost:
         """Process ids by the part of the process in the node, None if it does not run."""
         return {
             "environment": self._environment.pid,
-            **{f"judge_{origin}": judge.pid for origin, judge in self._judges.items()},
+            **{f"scoring_{origin}": worker.pid for origin, worker in self._scoring_workers.items()},
         }
 
     @property
@@ -201,15 +203,15 @@ class ProcessEnvironmentHost:
 
     @property
     def losses(self) -> int:
-        """Number of judges that were lost."""
-        return sum(judge.losses for judge in self._judges.values())
+        """Number of scoring workers that were lost."""
+        return sum(worker.losses for worker in self._scoring_workers.values())
 
     async def start(self) -> EnvironmentInfo:
         await self.close()
         message = await self._environment.start()
         self._said_seconds = message.score_seconds
-        await self._judges["own"].derive([], self._derive_seconds)
-        sandbox = self._judges["own"].sandbox
+        await self._scoring_workers["own"].derive([], self._derive_seconds)
+        sandbox = self._scoring_workers["own"].sandbox
         for family in self._families or message.families:
             if family in message.families and (reason := await self._refusal(family)):
                 await self.close()
@@ -229,40 +231,42 @@ class ProcessEnvironmentHost:
 
     async def _refusal(self, family: str) -> str:
         try:
-            return await self._judges["own"].check(family, self._derive_seconds)
-        except JudgeLostError as error:
+            return await self._scoring_workers["own"].check(family, self._derive_seconds)
+        except WorkerLostError as error:
             reason = f"making its tasks ended their process ({error.reason})"
             return f"family {family}: {reason}; leave it out"
 
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         async with self._turns["own"]:
-            return list(await self._derived(self._judges["own"], [_plain(ref) for ref in refs]))
+            return list(
+                await self._derived(self._scoring_workers["own"], [_plain(ref) for ref in refs])
+            )
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str], origin: Whose = "own") -> Judgement:
+    async def score(self, ref: TaskRef, texts: Sequence[str], origin: Whose = "own") -> GroupScores:
         check_count(texts)
         parts = [cut(text) for text in texts]
         sent_parts = [part for part in parts if part is not None]
         async with self._turns[origin]:
-            judge, start_time = self._judges[origin], SYSTEM_CLOCK.now()
+            worker, start_time = self._scoring_workers[origin], SYSTEM_CLOCK.now()
             if origin == "peers":
                 limits = Limits(self._derive_seconds, self._seconds(len(sent_parts)))
-                request = scoring(judge, sent_parts)
-                result = await PeersAttempts(judge, _plain(ref), request, limits).score()
+                request = scoring(worker, sent_parts)
+                result = await PeersAttempts(worker, _plain(ref), request, limits).score()
                 peer_verdicts = result.answers or [TextVerdict(0.0)] * len(sent_parts)
                 return replace(
-                    judgement(result.prompt, parts, peer_verdicts),
+                    group_scores(result.prompt, parts, peer_verdicts),
                     loss_reason=result.blamed,
-                    unjudged=result.unjudged,
+                    unscored=result.unscored,
                     seconds=result.seconds,
                 )
-            prompt = await self._prompt(judge, ref)
-            verdicts = await self._answered(judge, ref, judge.score, sent_parts)
+            prompt = await self._prompt(worker, ref)
+            verdicts = await self._answered(worker, ref, worker.score, sent_parts)
             seconds = SYSTEM_CLOCK.now() - start_time
-        return replace(judgement(prompt, parts, verdicts), seconds=seconds)
+        return replace(group_scores(prompt, parts, verdicts), seconds=seconds)
 
-    async def judge_all(
+    async def score_all(
         self, groups: Sequence[tuple[TaskRef, Sequence[str]]]
-    ) -> Sequence[Judgement]:
+    ) -> Sequence[GroupScores]:
         for _, texts in groups:
             check_count(texts)
         group_parts = [[cut(text) for text in texts] for _, texts in groups]
@@ -275,79 +279,82 @@ class ProcessEnvironmentHost:
             results = await self._together(requests)
             seconds = (SYSTEM_CLOCK.now() - start_time) / max(len(groups), 1)
         if results is None:
-            return [await self.judge(ref, texts) for ref, texts in groups]
+            return [await self.score(ref, texts) for ref, texts in groups]
         return [
-            replace(judgement(prompt, parts, verdicts), seconds=seconds)
+            replace(group_scores(prompt, parts, verdicts), seconds=seconds)
             for (prompt, verdicts), parts in zip(results, group_parts, strict=True)
         ]
 
     async def _together(
         self, groups: Sequence[GroupTexts]
     ) -> Sequence[tuple[str, list[TextVerdict]]] | None:
-        """Prompts and verdicts of own groups from one request. None if one of them ended the judge,
-        or one did lately: to find it, they are judged group by group."""
+        """Prompts and verdicts of own groups from one request. None if one of them ended the
+        scoring worker, or one did lately: to find it, they are scored group by group."""
         if self._wary_batches:
             self._wary_batches -= 1
             return None
         try:
-            return await self._judges["own"].score_groups(groups, self._derive_seconds)
-        except (JudgeLostError, UnknownTaskError):
+            return await self._scoring_workers["own"].score_groups(groups, self._derive_seconds)
+        except (WorkerLostError, UnknownTaskError):
             self._wary_batches = WARY_BATCHES
             return None
 
-    async def replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript], origin: Whose = "own"
-    ) -> JudgedDialogues:
-        check_count(dialogues)
-        parts = [cut_transcript(transcript) for transcript in dialogues]
+    async def rerun(
+        self, ref: TaskRef, transcripts: Sequence[Transcript], origin: Whose = "own"
+    ) -> GroupRerun:
+        check_count(transcripts)
+        parts = [cut_transcript(transcript) for transcript in transcripts]
         sent_parts = [transcript for transcript in parts if transcript is not None]
         async with self._turns[origin]:
-            judge, start_time = self._judges[origin], SYSTEM_CLOCK.now()
+            worker, start_time = self._scoring_workers[origin], SYSTEM_CLOCK.now()
             if origin == "peers":
-                # Its author had as long for each turn, of dialogues that were not over before.
+                # Its author had as long for each turn, of multi-turn rollouts that were not over
+                # before.
                 turns = max((len(transcript.texts) for transcript in sent_parts), default=1)
                 limits = Limits(self._derive_seconds, self._seconds(len(sent_parts)) * turns)
-                request = replaying(judge, sent_parts)
-                result = await PeersAttempts(judge, _plain(ref), request, limits).score()
-                replays = replayed(parts, result.answers) if result.answers else ()
-                reasons = result.blamed, result.unjudged
-                return JudgedDialogues(result.prompt, replays, *reasons, seconds=result.seconds)
-            prompt = await self._prompt(judge, ref)
-            lines = await self._answered(judge, ref, judge.replay, sent_parts)
+                request = rerunning(worker, sent_parts)
+                result = await PeersAttempts(worker, _plain(ref), request, limits).score()
+                reruns = reruns_of(parts, result.answers) if result.answers else ()
+                reasons = result.blamed, result.unscored
+                return GroupRerun(result.prompt, reruns, *reasons, seconds=result.seconds)
+            prompt = await self._prompt(worker, ref)
+            lines = await self._answered(worker, ref, worker.rerun, sent_parts)
             seconds = SYSTEM_CLOCK.now() - start_time
-        return JudgedDialogues(prompt, replayed(parts, lines), seconds=seconds)
+        return GroupRerun(prompt, reruns_of(parts, lines), seconds=seconds)
 
     async def score_answers(self, refs: Sequence[TaskRef]) -> AnswersScored:
         """Score the right answer of each of `refs`, in the form that its prompt asks for. One that
-        ends its judge fails, with the reason.
+        ends its scoring worker fails, with the reason.
 
         Raises:
             UnknownTaskError: one of the tasks cannot be made.
-            ChildError: the judge cannot be started.
+            ChildError: the scoring worker cannot be started.
         """
         limits = Limits(self._derive_seconds, self._seconds(1))
         async with self._turns["own"]:
-            return await answers_scored(self._judges["own"], [_plain(ref) for ref in refs], limits)
+            return await answers_scored(
+                self._scoring_workers["own"], [_plain(ref) for ref in refs], limits
+            )
 
     async def survey(self, family: str, draws: int, seconds: float) -> Survey:
         """Survey `draws` tasks of a family, or as many as `seconds` allow.
 
         Raises:
             UnknownTaskError: one of the tasks cannot be made.
-            ChildError: the judge ended, or cannot be started.
+            ChildError: the scoring worker ended, or cannot be started.
         """
         async with self._turns["own"]:
-            return await self._judges["own"].survey(family, draws, seconds)
+            return await self._scoring_workers["own"].survey(family, draws, seconds)
 
     async def close(self) -> None:
-        for judge in self._judges.values():
-            await judge.close()
+        for worker in self._scoring_workers.values():
+            await worker.close()
         await self._environment.stop()
 
-    async def _prompt(self, judge: JudgeProcess, ref: TaskRef) -> str:
+    async def _prompt(self, worker: ScoringWorker, ref: TaskRef) -> str:
         try:
-            (prompt,) = await self._derived(judge, [_plain(ref)])
-        except JudgeLostError as error:
+            (prompt,) = await self._derived(worker, [_plain(ref)])
+        except WorkerLostError as error:
             if error.reason == "derive":
                 raise SlowTaskError(
                     f"making the task {ref.family}/{ref.seed} took too long; leave that family out",
@@ -361,71 +368,71 @@ class ProcessEnvironmentHost:
             ) from error
         return prompt
 
-    async def _derived(self, judge: JudgeProcess, refs: Sequence[PlainRef]) -> tuple[str, ...]:
+    async def _derived(self, worker: ScoringWorker, refs: Sequence[PlainRef]) -> tuple[str, ...]:
         for _ in range(OWN_TRIES - 1):
             try:
-                return await judge.derive(refs, self._derive_seconds)
-            except JudgeLostError as error:
+                return await worker.derive(refs, self._derive_seconds)
+            except WorkerLostError as error:
                 if error.reason in SUSPECT:
                     break
-        return await judge.derive(refs, self._derive_seconds)  # one end is no evidence
+        return await worker.derive(refs, self._derive_seconds)  # one end is no evidence
 
     async def _answered(
         self,
-        judge: JudgeProcess,
+        worker: ScoringWorker,
         ref: TaskRef,
         ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
         items: Sequence[_Sent],
     ) -> Sequence[_Given | str]:
-        """The judge's answers to own texts or dialogues, for the task derived last. They are sent
-        together. If that ends the judge, they are sent one by one, and a text that ends it gets the
-        reason in place of an answer."""
-        answers = await self._asked(judge, ref, ask, items, self._seconds(len(items)))
+        """The scoring worker's answers to own texts or multi-turn rollouts, for the task derived
+        last. They are sent together. If that ends the scoring worker, they are sent one by one, and
+        a text that ends it gets the reason in place of an answer."""
+        answers = await self._asked(worker, ref, ask, items, self._seconds(len(items)))
         if isinstance(answers, list):
             return answers
-        return await self._asked_singly(judge, ref, ask, items)
+        return await self._asked_singly(worker, ref, ask, items)
 
     async def _asked(
         self,
-        judge: JudgeProcess,
+        worker: ScoringWorker,
         ref: TaskRef,
         ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
         items: Sequence[_Sent],
         seconds: float,
     ) -> list[_Given] | Reason:
-        """The judge's answers, or the reason why it was ended. A judge that somebody else killed
-        is replaced."""
+        """The scoring worker's answers, or the reason why it was ended. A scoring worker that
+        somebody else killed is replaced."""
         tries = 1
         while True:
             try:
                 return await ask(items, seconds)
-            except JudgeLostError as error:
+            except WorkerLostError as error:
                 if error.reason in SUSPECT | WAITED or tries == OWN_TRIES:
                     return error.reason
             tries += 1
-            await self._prompt(judge, ref)
+            await self._prompt(worker, ref)
 
     async def _asked_singly(
         self,
-        judge: JudgeProcess,
+        worker: ScoringWorker,
         ref: TaskRef,
         ask: Callable[[Sequence[_Sent], float], Awaitable[list[_Given]]],
         items: Sequence[_Sent],
     ) -> list[_Given | str]:
-        """The judge's answer to each, or the reason why there is none."""
+        """The scoring worker's answer to each, or the reason why there is none."""
         answers: list[_Given | str] = []
-        lost_judges = 0
+        lost_workers = 0
         for item in items:
-            if lost_judges == MAX_LOST_JUDGES:
+            if lost_workers == MAX_LOST_WORKERS:
                 answers.append("abandoned")
                 continue
-            await self._prompt(judge, ref)
+            await self._prompt(worker, ref)
             seconds = self._seconds(len(items)) / len(items)
-            result = await self._asked(judge, ref, ask, [item], seconds)
+            result = await self._asked(worker, ref, ask, [item], seconds)
             if isinstance(result, list):
                 answers.extend(result)
             else:
-                lost_judges += 1
+                lost_workers += 1
                 answers.append(result)
         return answers
 
@@ -455,31 +462,31 @@ class InlineEnvironmentHost:
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         return [derive_prompt(self._environment, ref)[1] for ref in refs]
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str], origin: Whose = "own") -> Judgement:
+    async def score(self, ref: TaskRef, texts: Sequence[str], origin: Whose = "own") -> GroupScores:
         check_count(texts)
         task, prompt = derive_prompt(self._environment, ref)
         parts = [cut(text) for text in texts]
         sent_parts = [part for part in parts if part is not None]
-        return judgement(
+        return group_scores(
             prompt, parts, [score_text(self._environment, task, part) for part in sent_parts]
         )
 
-    async def judge_all(
+    async def score_all(
         self, groups: Sequence[tuple[TaskRef, Sequence[str]]]
-    ) -> Sequence[Judgement]:
-        return [await self.judge(ref, texts) for ref, texts in groups]
+    ) -> Sequence[GroupScores]:
+        return [await self.score(ref, texts) for ref, texts in groups]
 
-    async def replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript], origin: Whose = "own"
-    ) -> JudgedDialogues:
-        check_count(dialogues)
+    async def rerun(
+        self, ref: TaskRef, transcripts: Sequence[Transcript], origin: Whose = "own"
+    ) -> GroupRerun:
+        check_count(transcripts)
         start_time = SYSTEM_CLOCK.now()
         task, prompt = derive_prompt(self._environment, ref)
-        parts = [cut_transcript(transcript) for transcript in dialogues]
+        parts = [cut_transcript(transcript) for transcript in transcripts]
         sent_parts = [transcript for transcript in parts if transcript is not None]
-        lines = [replay_dialogue(self._environment, task, transcript) for transcript in sent_parts]
+        lines = [rerun(self._environment, task, transcript) for transcript in sent_parts]
         seconds = SYSTEM_CLOCK.now() - start_time
-        return JudgedDialogues(prompt, replayed(parts, lines), seconds=seconds)
+        return GroupRerun(prompt, reruns_of(parts, lines), seconds=seconds)
 
     async def close(self) -> None:
         return None

@@ -56,10 +56,10 @@ class _Module(Protocol):
 
 
 class Tried(NamedTuple):
-    """An environment that a node could import, and the most turns of its dialogues. `lists` is true
-    for a list of questions with right answers, which a start has scored: `right_answers.py`.
-    `prompt_bytes` are the UTF-8 bytes of the longest of some prompts, 0 if none was made, and
-    `shortest_prompt` is the shortest of those of the chosen families, "" likewise."""
+    """An environment that a node could import, and the most turns of its multi-turn rollouts.
+    `lists` is true for a list of questions with right answers, which a start has scored:
+    `right_answers.py`. `prompt_bytes` are the UTF-8 bytes of the longest of some prompts, 0 if none
+    was made, and `shortest_prompt` is the shortest of those of the chosen families, "" likewise."""
 
     name: str
     turns: int

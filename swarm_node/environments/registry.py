@@ -88,7 +88,7 @@ def factory_of(name: str) -> Callable[..., Any]:
         raise _not_a_name(name)
     if "://" in name:
         raise ConfigError(
-            f"environment.name: {name[:80]!r} is a server, and no member can replay what it said",
+            f"environment.name: {name[:80]!r} is a server, and no member can run it again",
             "name the class that it runs, as module:Class",
         )
     return _adapted(_imported(name)) if ":" in name else _installed(name)
@@ -167,7 +167,7 @@ def _adapted(factory: Callable[..., Any]) -> Callable[..., Any]:
     else TRL's."""
     if not inspect.isclass(factory) or hasattr(factory, "derive") or not hasattr(factory, "reset"):
         return factory
-    # Imported here: judges of other environments need neither.
+    # Imported here: scoring workers of other environments need neither.
     if hasattr(factory, "step") and hasattr(factory, "state"):
         from swarm_node.environments.adapters import openenv
 

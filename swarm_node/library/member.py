@@ -1,8 +1,7 @@
 """A member of a swarm for a trainer of a program's own: `member`.
 
-The network, the checks and the judges run in a thread of their own with an event loop, and in child
-processes. Calls wait for that thread, so a program needs no event loop.
-"""
+The network, the checks and the scoring workers run in a thread of their own with an event loop, and
+in child processes. Calls wait for that thread, so a program needs no event loop."""
 
 from __future__ import annotations
 
@@ -141,7 +140,7 @@ class SwarmMember:
         """
         return self._ask(lambda member: member.tasks(count))
 
-    def judge(self, task: MemberTask, texts: Sequence[str]) -> tuple[float, ...]:
+    def score(self, task: MemberTask, texts: Sequence[str]) -> tuple[float, ...]:
         """Return the reward of each text as an answer to `task`, 0 to 1, as all peers find it. The
         texts are scored in a confined process.
 
@@ -149,7 +148,7 @@ class SwarmMember:
             AnswerError: there are no texts, or too many.
             UnknownTaskError: the environment has no such task.
         """
-        return self._ask(lambda member: member.judge(task, texts))
+        return self._ask(lambda member: member.score(task, texts))
 
     def publish(
         self,
@@ -159,16 +158,17 @@ class SwarmMember:
         version: int,
         rewards: Sequence[float] | None = None,
     ) -> PublishedGroup:
-        """Sign your answers to `task` and announce them to peers; return with the judge's rewards.
+        """Sign your answers to `task` and announce them to peers; return with the scoring worker's
+        rewards.
 
         An answer is the token ids that your policy sampled, with the end token if it drew one.
         `logprobs` are natural logs of their probabilities as they were drawn, after temperature.
-        `version` counts your updates. `rewards`, if you give them, are compared with the judge's.
-        Each task is answered once.
+        `version` counts your updates. `rewards`, if you give them, are compared with the scoring
+        worker's. Each task is answered once.
 
         Raises:
-            AnswerError: a peer would refuse the group, or a reward is not the judge's. Nothing was
-                published.
+            AnswerError: a peer would refuse the group, or a reward is not the scoring worker's.
+                Nothing was published.
             StorageError: the group could not be stored.
         """
         return self._ask(lambda member: member.publish(task, answers, logprobs, version, rewards))
@@ -176,7 +176,7 @@ class SwarmMember:
     def draw(
         self, count: int, *, version: int | None = None, wait: float = 0.0
     ) -> list[DrawnGroup]:
-        """Return up to `count` groups of peers that passed all checks of a node, and were judged
+        """Return up to `count` groups of peers that passed all checks of a node, and were scored
         here. None is returned twice. It takes what is there; with `wait`, it waits up to that
         number of seconds until there are `count`. An author has as many places as you published
         groups since the last draw, or an equal part of `count` if that is more.

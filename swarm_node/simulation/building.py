@@ -62,8 +62,8 @@ def tiny_corpus(seed: int, preset: str = "short") -> Iterator[CorpusItem]:
     return (CorpusItem(*item) for item in drills.corpus(preset, seed))
 
 
-def dialogue_corpus(seed: int, noise: Noise) -> Iterator[CorpusItem]:
-    """Dialogues of the games, with the `noise` of their last turns."""
+def multi_turn_corpus(seed: int, noise: Noise) -> Iterator[CorpusItem]:
+    """MultiTurn of the games, with the `noise` of their last turns."""
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
 
     def spoil(right: str, wrong_text: str, is_earlier: bool) -> str:
@@ -80,10 +80,10 @@ def _build(out: Path, recipe: Recipe, preset: str = "short") -> None:
         def progress(step: int, _: int, loss: float) -> None:
             bar.update(task, completed=step, description=f"warm start, loss {loss:.3f}")
 
-        answers = recipe.corpus == "answers"
+        single_turn = recipe.corpus == "single-turn"
         corpus = (
             tiny_corpus(recipe.seed, preset)
-            if answers
-            else dialogue_corpus(recipe.seed, recipe.noise)
+            if single_turn
+            else multi_turn_corpus(recipe.seed, recipe.noise)
         )
         build_tiny(out, corpus, recipe, progress=progress)

@@ -350,7 +350,7 @@ def _probe_reply() -> FuzzTarget:
         ]
         reachability.found(said)
         for count in (1, 2, 3):
-            judged = reachability.judge(said[:count], (4001,))
+            judged = reachability.assess(said[:count], (4001,))
             if not (judged.text + judged.remedy).isprintable():
                 raise Defect(f"a verdict shows what a peer chose: {judged.text!r}")
         return True

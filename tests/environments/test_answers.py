@@ -10,7 +10,7 @@ from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.environments.answers.final import MAX_JUDGED_CHARS, final_answer, only_answer
+from swarm_node.environments.answers.final import MAX_SCORED_CHARS, final_answer, only_answer
 from swarm_node.environments.answers.scoring import (
     score_choice,
     score_exact,
@@ -142,10 +142,10 @@ def test_of_a_long_text_the_end_is_judged() -> None:
 @pytest.mark.parametrize("inside", [False, True])
 def test_strictly_words_before_what_is_judged_make_an_answer_wrong(inside: bool) -> None:
     """Only the end of a text is judged, so white space can push words out of it."""
-    space, (opened, closed) = " " * MAX_JUDGED_CHARS, ("<answer>", "</answer>")
+    space, (opened, closed) = " " * MAX_SCORED_CHARS, ("<answer>", "</answer>")
     text = f"zq {opened}{space}7{closed}" if inside else f"zq {space}{opened}7{closed}"
-    for judged in (text, text[-MAX_JUDGED_CHARS:]):
+    for judged in (text, text[-MAX_SCORED_CHARS:]):
         assert only_answer(judged) is None
-    fitting = MAX_JUDGED_CHARS - len(opened) - len("7") - len(closed)
+    fitting = MAX_SCORED_CHARS - len(opened) - len("7") - len(closed)
     assert only_answer(opened + " " * fitting + "7" + closed) is None  # there may be more before
     assert only_answer(opened + " " * (fitting - 1) + "7" + closed) == "7"

@@ -15,7 +15,7 @@ import pytest
 from builders import ROOT
 from lasting import LastingHost, lasting_host, started
 
-from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
+from swarm_node.environments.answers.final import MAX_SCORED_CHARS
 from swarm_node.environments.host import (
     WARY_BATCHES,
     EnvironmentHost,
@@ -23,8 +23,8 @@ from swarm_node.environments.host import (
     ProcessEnvironmentHost,
     Whose,
 )
-from swarm_node.environments.judgement import MAX_TEXTS
 from swarm_node.environments.registry import create_environment
+from swarm_node.environments.scores import MAX_TEXTS
 from swarm_node.environments.splits.split import with_split
 from swarm_node.environments.workers import processes
 from swarm_node.errors import ConfigError, SlowTaskError, UnknownTaskError
@@ -169,13 +169,13 @@ async def test_a_group_is_judged_in_another_process(hostile: str) -> None:
 
     info = await host.start()
     assert (info.name, info.version, info.families[0]) == ("hostile", VERSION, "one")
-    assert None not in (host.pids["environment"], host.pids["judge_own"])
+    assert None not in (host.pids["environment"], host.pids["scoring_own"])
     assert os.getpid() not in host.pids.values()
     assert await host.render([REF, TaskRef("hostile", VERSION, "one", 8)]) == ["say 7", "say 8"]
-    judged = await host.judge(REF, ["7", "8", "7"])
+    judged = await host.score(REF, ["7", "8", "7"])
     assert (judged.prompt, judged.rewards) == ("say 7", (1.0, 0.0, 1.0))
     assert (judged.faults, judged.fault_reason) == (0, "")
-    assert (await host.judge(REF, [])).rewards == ()
+    assert (await host.score(REF, [])).rewards == ()
     await host.close()
     assert set(host.pids.values()) == {None}
 
@@ -188,12 +188,12 @@ async def test_a_batch_of_groups_is_judged_as_each_alone_in_one_request(hostile:
 
     host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
     await host.start()
-    alone = [await host.judge(ref, texts) for ref, texts in groups]
-    asked = host._judges["own"]._groups
-    assert await host.judge_all(groups) == alone
-    assert host._judges["own"]._groups == asked + len(groups)
+    alone = [await host.score(ref, texts) for ref, texts in groups]
+    asked = host._scoring_workers["own"]._groups
+    assert await host.score_all(groups) == alone
+    assert host._scoring_workers["own"]._groups == asked + len(groups)
     assert alone == list(
-        await InlineEnvironmentHost(create_environment(hostile, {})).judge_all(groups)
+        await InlineEnvironmentHost(create_environment(hostile, {})).score_all(groups)
     )
     await host.close()
 
@@ -211,12 +211,12 @@ def test_a_group_that_ends_the_judge_of_its_batch_costs_the_others_nothing(
     if text == "wait":
         request.getfixturevalue("little_sleep")
     groups = [(REF, ["7"]), (OTHER, ["8", text]), (REF, ["8", "7"])]
-    judged = impatient.use(lambda host: host.judge_all(groups))
+    judged = impatient.use(lambda host: host.score_all(groups))
     assert [each.rewards for each in judged] == [(1.0,), (1.0, 0.0), (0.0, 1.0)]
     assert [each.faults for each in judged] == [0, 1, 0]
     # The next batches are judged group by group: a policy that gave such a text gives more of them.
     before = impatient.host.losses
-    judged = impatient.use(lambda host: host.judge_all(groups[:1]))
+    judged = impatient.use(lambda host: host.score_all(groups[:1]))
     assert (judged[0].rewards, impatient.host.losses) == ((1.0,), before)
     assert impatient.host._wary_batches == WARY_BATCHES - 1
     impatient.host._wary_batches = 0
@@ -225,7 +225,7 @@ def test_a_group_that_ends_the_judge_of_its_batch_costs_the_others_nothing(
 def test_a_task_of_a_batch_that_cannot_be_made_is_named(lasting: LastingHost) -> None:
     unknown = TaskRef("hostile", VERSION, "none", 7)
     with pytest.raises(UnknownTaskError, match="'none'"):
-        lasting.use(lambda host: host.judge_all([(REF, ["7"]), (unknown, ["7"])]))
+        lasting.use(lambda host: host.score_all([(REF, ["7"]), (unknown, ["7"])]))
     lasting.host._wary_batches = 0
 
 
@@ -254,7 +254,7 @@ def test_whatever_a_scorer_does_costs_one_reward(
 ) -> None:
     """An exception is a wrong answer and no fault. Only what ends the judge costs processes."""
     before = lasting.host.losses
-    judged = lasting.use(lambda h: h.judge(REF, ["7", text, "7"]))
+    judged = lasting.use(lambda h: h.score(REF, ["7", text, "7"]))
     assert (judged.rewards, judged.prompt) == ((1.0, 0.0, 1.0), "say 7")
     assert (judged.faults, judged.fault_reason, judged.exception) == (bool(reason), reason, raised)
     assert lasting.host.losses == before + 2 * (reason == "crashed")
@@ -265,16 +265,16 @@ def test_a_reward_that_rounding_put_beyond_a_bound_is_the_bound(
     lasting: LastingHost, whose: Whose
 ) -> None:
     assert sum([0.05] * 20) > 1.0 > 0.0 > 0.3 - (0.1 + 0.2)
-    judged = lasting.use(lambda h: h.judge(REF, ["rounded", "rounded down", "7"], whose))
+    judged = lasting.use(lambda h: h.score(REF, ["rounded", "rounded down", "7"], whose))
     assert (judged.rewards, judged.faults) == ((1.0, 0.0, 1.0), 0)
 
 
 def test_only_the_end_of_a_long_text_is_judged(hostile: str, lasting: LastingHost) -> None:
-    end = "7".rjust(MAX_JUDGED_CHARS, "é")
-    texts = ["7" * 1_000_000, "raise" + end, end, "\ud800" * MAX_JUDGED_CHARS + end]
+    end = "7".rjust(MAX_SCORED_CHARS, "é")
+    texts = ["7" * 1_000_000, "raise" + end, end, "\ud800" * MAX_SCORED_CHARS + end]
 
     async def use(host: EnvironmentHost) -> tuple[object, ...]:
-        return await host.judge(TaskRef("hostile", VERSION, "long", 7), texts)
+        return await host.score(TaskRef("hostile", VERSION, "long", 7), texts)
 
     judged = lasting.use(use)
     assert judged.rewards == (0.0, 1.0, 1.0, 1.0)
@@ -286,7 +286,7 @@ def test_only_the_end_of_a_long_text_is_judged(hostile: str, lasting: LastingHos
 
 @pytest.mark.parametrize("text", ["loop", pytest.param("backtrack", marks=WAITED_OUT)])
 def test_a_scorer_that_never_returns_is_ended(impatient: LastingHost, text: str) -> None:
-    judged = impatient.use(lambda h: h.judge(REF, ["7", text, "7"]))
+    judged = impatient.use(lambda h: h.score(REF, ["7", text, "7"]))
     assert judged.rewards == (1.0, 0.0, 1.0)
     assert (judged.faults, judged.fault_reason) == (1, "timeout")
 
@@ -301,7 +301,7 @@ def test_an_environment_says_how_much_time_its_scorer_needs_for_eight_answers(
     """Each right answer takes 0.3 s. A group of sixteen has twice the time of one of eight."""
     host = ProcessEnvironmentHost(hostile, {"seconds": seconds}, FAMILIES, score_seconds=0.1)
     texts = ["compute"] * right + ["no"] * wrong
-    judged = with_host(host, lambda h: h.judge(REF, texts, whose))
+    judged = with_host(host, lambda h: h.score(REF, texts, whose))
     rewards = (*[1.0] * right, *[0.0] * wrong)
     assert (judged.rewards, judged.faults, judged.loss_reason) == (rewards, 0, "")
 
@@ -310,7 +310,7 @@ def test_an_environment_says_how_much_time_its_scorer_needs_for_eight_answers(
 def test_peers_texts_that_use_up_their_time_are_not_scored(
     impatient: LastingHost, text: str
 ) -> None:
-    judged = impatient.use(lambda h: h.judge(REF, ["7", text, "7"], "peers"))
+    judged = impatient.use(lambda h: h.score(REF, ["7", text, "7"], "peers"))
     assert (judged.loss_reason, judged.rewards, judged.faults) == ("timeout", (0.0, 0.0, 0.0), 0)
 
 
@@ -321,11 +321,11 @@ def test_a_judge_that_sleeps_is_ended_soon_and_all_of_its_time_counts(
     hostile: str, text: str
 ) -> None:
     host = ProcessEnvironmentHost(hostile, {}, FAMILIES, derive_seconds=0.3, score_seconds=0.3)
-    judged = with_host(host, lambda h: h.judge(REF, ["7", text]))
+    judged = with_host(host, lambda h: h.score(REF, ["7", text]))
     assert (judged.rewards, judged.fault_reason) == ((1.0, 0.0), "asleep")
-    judged = with_host(host, lambda h: h.judge(REF, ["7", text, "7"], "peers"))
+    judged = with_host(host, lambda h: h.score(REF, ["7", text, "7"], "peers"))
     # Another reason than "asleep" would say that all patience was used up.
-    assert (judged.rewards, judged.loss_reason, judged.unjudged) == ((0.0, 0.0, 0.0), "asleep", "")
+    assert (judged.rewards, judged.loss_reason, judged.unscored) == ((0.0, 0.0, 0.0), "asleep", "")
     assert judged.seconds > 2 * (0.3 + 0.2), "two judges"
 
 
@@ -333,30 +333,30 @@ def test_a_judge_that_sleeps_is_ended_soon_and_all_of_its_time_counts(
 def test_peers_texts_that_end_fresh_judges_are_blamed(hostile: str, text: str) -> None:
     async def use(host: EnvironmentHost) -> None:
         for before in ([], ["7", "8"]):  # in a judge that has seen no text, and in a used one
-            await host.judge(REF, before, "peers")
-            judged = await host.judge(REF, ["7", text, "7"], "peers")
-            assert (judged.loss_reason, judged.unjudged, judged.prompt) == ("crashed", "", "say 7")
+            await host.score(REF, before, "peers")
+            judged = await host.score(REF, ["7", text, "7"], "peers")
+            assert (judged.loss_reason, judged.unscored, judged.prompt) == ("crashed", "", "say 7")
             assert judged.rewards == (0.0, 0.0, 0.0)
-        assert (await host.judge(REF, ["7"], "peers")).rewards == (1.0,)
+        assert (await host.score(REF, ["7"], "peers")).rewards == (1.0,)
 
     with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
 
 
 def test_peers_texts_that_run_out_of_a_judges_own_memory_are_wrong(lasting: LastingHost) -> None:
-    judged = lasting.use(lambda h: h.judge(REF, ["7", "hoard", "7"], "peers"))
+    judged = lasting.use(lambda h: h.score(REF, ["7", "hoard", "7"], "peers"))
     assert (judged.rewards, judged.exception) == ((1.0, 0.0, 1.0), "MemoryError")
-    assert (judged.loss_reason, judged.unjudged) == ("", "")
+    assert (judged.loss_reason, judged.unscored) == ("", "")
 
 
 def test_own_answers_do_not_wait_for_peers(lasting: LastingHost) -> None:
     async def use(running: EnvironmentHost) -> None:
-        peers = asyncio.ensure_future(running.judge(REF, ["wait"], "peers"))
-        await running.judge(REF, [], "own")
-        assert (await running.judge(REF, ["7"])).rewards == (1.0,)
+        peers = asyncio.ensure_future(running.score(REF, ["wait"], "peers"))
+        await running.score(REF, [], "own")
+        assert (await running.score(REF, ["7"])).rewards == (1.0,)
         assert not peers.done()
         peers.cancel()
         await asyncio.gather(peers, return_exceptions=True)
-        assert (await running.judge(REF, ["7"], "peers")).rewards == (1.0,)
+        assert (await running.score(REF, ["7"], "peers")).rewards == (1.0,)
 
     lasting.use(use)
 
@@ -365,7 +365,7 @@ def test_a_judge_is_given_few_variables(hostile: str, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("SWARM_NODE_TICKET", "secret")
     judged = with_host(
-        ProcessEnvironmentHost(hostile, {}, FAMILIES), lambda h: h.judge(REF, ["variables", "7"])
+        ProcessEnvironmentHost(hostile, {}, FAMILIES), lambda h: h.score(REF, ["variables", "7"])
     )
     assert judged.rewards == (1.0, 1.0)
 
@@ -374,10 +374,10 @@ def test_a_group_of_killers_is_given_up(lasting: LastingHost) -> None:
     before = lasting.host.losses
 
     async def use(running: EnvironmentHost) -> None:
-        judged = await running.judge(REF, ["exit", "7", "exit", *["7"] * 5])
+        judged = await running.score(REF, ["exit", "7", "exit", *["7"] * 5])
         assert judged.rewards == (0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         assert (judged.faults, judged.fault_reason) == (7, "crashed")
-        assert (await running.judge(REF, ["7"])).rewards == (1.0,)
+        assert (await running.score(REF, ["7"])).rewards == (1.0,)
 
     lasting.use(use)
     assert lasting.host.losses == before + 3
@@ -387,14 +387,14 @@ def test_a_process_killed_from_outside_is_not_the_fault_of_a_text(lasting: Lasti
     host = lasting.host
 
     async def use(running: EnvironmentHost) -> None:
-        await running.judge(REF, ["7"])  # another test may have lost the judge
+        await running.score(REF, ["7"])  # another test may have lost the judge
         for _ in range(3):
-            os.kill(host.pids["judge_own"], signal.SIGKILL)
-            judged = await running.judge(REF, ["7", "8"])
+            os.kill(host.pids["scoring_own"], signal.SIGKILL)
+            judged = await running.score(REF, ["7", "8"])
             assert (judged.rewards, judged.faults) == ((1.0, 0.0), 0)
         os.kill(host.pids["environment"], signal.SIGKILL)
         assert await running.render([REF]) == ["say 7"]
-        assert (await running.judge(REF, ["7"], "peers")).rewards == (1.0,)
+        assert (await running.score(REF, ["7"], "peers")).rewards == (1.0,)
 
     lasting.use(use)
 
@@ -403,7 +403,7 @@ def test_many_judgements_at_once_keep_apart(lasting: LastingHost) -> None:
     async def use(host: EnvironmentHost) -> None:
         refs = [TaskRef("hostile", VERSION, "one", seed) for seed in range(20) if seed != HELD_OUT]
         texts = ["raise", "3", "exit", "5"]
-        results = await asyncio.gather(*(host.judge(ref, texts) for ref in refs))
+        results = await asyncio.gather(*(host.score(ref, texts) for ref in refs))
         for ref, judged in zip(refs, results, strict=True):
             assert judged.prompt == f"say {ref.seed}"
             assert judged.rewards == (0.0, float(ref.seed == 3), 0.0, float(ref.seed == 5))
@@ -416,8 +416,8 @@ def test_a_task_that_cannot_be_made_is_unknown(lasting: LastingHost, family: str
     async def use(host: EnvironmentHost) -> None:
         for whose in ("own", "peers"):
             with pytest.raises(UnknownTaskError):
-                await host.judge(TaskRef("hostile", VERSION, family, 1), ["7"], whose)
-        assert (await host.judge(REF, ["7"])).rewards == (1.0,)
+                await host.score(TaskRef("hostile", VERSION, family, 1), ["7"], whose)
+        assert (await host.score(REF, ["7"])).rewards == (1.0,)
 
     lasting.use(use)
 
@@ -425,9 +425,9 @@ def test_a_task_that_cannot_be_made_is_unknown(lasting: LastingHost, family: str
 def test_a_task_that_takes_too_long_may_be_made_elsewhere(hostile: str) -> None:
     async def use(host: EnvironmentHost) -> None:
         with pytest.raises(SlowTaskError, match="that family") as slow:
-            await host.judge(TaskRef("hostile", VERSION, "slow", 1), ["7"], "peers")
+            await host.score(TaskRef("hostile", VERSION, "slow", 1), ["7"], "peers")
         assert slow.value.seconds == pytest.approx(0.2)
-        assert (await host.judge(REF, ["7"], "peers")).rewards == (1.0,)
+        assert (await host.score(REF, ["7"], "peers")).rewards == (1.0,)
 
     with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES, derive_seconds=0.1), use)
 
@@ -435,7 +435,7 @@ def test_a_task_that_takes_too_long_may_be_made_elsewhere(hostile: str) -> None:
 def test_too_many_texts_are_a_bug_of_the_caller(lasting: LastingHost) -> None:
     async def use(host: EnvironmentHost) -> None:
         with pytest.raises(ValueError, match=str(MAX_TEXTS)):
-            await host.judge(REF, ["7"] * (MAX_TEXTS + 1))
+            await host.score(REF, ["7"] * (MAX_TEXTS + 1))
 
     lasting.use(use)
 
@@ -444,8 +444,8 @@ def test_a_cancelled_judgement_leaves_a_host_that_works(lasting: LastingHost) ->
     async def use(host: EnvironmentHost) -> None:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
-                await host.judge(REF, ["wait"])
-        assert (await host.judge(REF, ["7"])).rewards == (1.0,)
+                await host.score(REF, ["wait"])
+        assert (await host.score(REF, ["7"])).rewards == (1.0,)
 
     lasting.use(use)
 
@@ -472,8 +472,8 @@ def test_no_time_at_all_is_refused(which: str) -> None:
 
 
 def test_a_judge_is_fresh_until_it_has_judged_a_group(lasting: LastingHost) -> None:
-    (judge,) = (judge for whose, judge in lasting.host._judges.items() if whose == "peers")
-    lasting.use(lambda host: host.judge(REF, ["7"], "peers"))
+    (judge,) = (judge for whose, judge in lasting.host._scoring_workers.items() if whose == "peers")
+    lasting.use(lambda host: host.score(REF, ["7"], "peers"))
     assert not judge.fresh
     lasting.use(lambda _: judge.close())
     assert judge.fresh
@@ -490,7 +490,7 @@ def test_both_hosts_give_the_same_judgements(hostile: str) -> None:
         with pytest.raises(UnknownTaskError):
             await host.render([TaskRef("hostile", VERSION, "broken", 1)])
         said = (info.name, info.version, info.families)
-        return said, await host.render([REF]), await host.judge(REF, texts)
+        return said, await host.render([REF]), await host.score(REF, texts)
 
     assert with_host(inline, use) == with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
 
@@ -508,9 +508,9 @@ def test_the_example_in_the_documentation_runs(
         ref = TaskRef(info.name, info.version, "small", 11)
         (prompt,) = await host.render([ref])
         number = int(re.findall(r"\d+", prompt)[0])
-        judged = await host.judge(ref, [f" {number + 1}", str(number)])
+        judged = await host.score(ref, [f" {number + 1}", str(number)])
         assert judged.rewards == (1.0, 0.0)
         with pytest.raises(UnknownTaskError):
-            await host.judge(TaskRef(info.name, "2", "small", 11), ["1"])
+            await host.score(TaskRef(info.name, "2", "small", 11), ["1"])
 
     with_host(ProcessEnvironmentHost("successor:create", {}), use)

@@ -20,12 +20,12 @@ class SlowTalk:
     def render(self, task: Task) -> str:
         return f"Say something about {task.payload}."
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def observation(self, task: Task, said: Sequence[str]) -> str | None:
         # A tenth of a second of a processor, and as pure as a reply must be.
         slow = pbkdf2_hmac("sha256", said[-1].encode(), b"slow", 200_000)
         return f"and {slow[0] % 10}?"
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
+    def reward(self, task: Task, said: Sequence[str]) -> float:
         return float(len(said[-1]) % 2)
 
 

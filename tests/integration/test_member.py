@@ -78,7 +78,7 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
         path.write_text(invited(addresses))
         with swarm_node.member(path, SETTINGS) as second:
             own, other = first.tasks(2)
-            assert first.judge(own, [right(own), "?"]) == (1.0, 0.0)
+            assert first.score(own, [right(own), "?"]) == (1.0, 0.0)
             with pytest.raises(AnswerError, match=r"'\?', has reward 1"):
                 publish(first, own, [right(own), "?"], rewards=[1.0, 1.0])
             given = publish(first, own, [right(own), "?"], rewards=[1.0, 0.0])

@@ -89,7 +89,7 @@ def test_a_home_model_or_environment_that_cannot_be_used_gives_its_cause(tmp_pat
         swarm_node.member(ticket, model=tmp_path / "nothing")
     with pytest.raises(ConfigError, match=r"environment\.name"):
         swarm_node.member(ticket, {"environment.name": "chess"})
-    with pytest.raises(ConfigError, match=r"games .*dialogues"):
+    with pytest.raises(ConfigError, match=r"games .*multi-turn"):
         swarm_node.member(ticket, {"environment.name": "games"})
     with pytest.raises(ConfigError, match=r"\.families: .*poetry"):
         swarm_node.member(ticket, {"environment.families": ["poetry"]})

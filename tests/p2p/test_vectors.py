@@ -169,7 +169,7 @@ def test_the_published_ticket_is_read() -> None:
     assert ticket.info.swarm_id.hex() == MEMBERSHIP["swarm_id"]
 
 
-@pytest.mark.parametrize("case", BODIES["groups"], ids=["answers", "dialogues"])
+@pytest.mark.parametrize("case", BODIES["groups"], ids=["answers", "multi-turn"])
 def test_a_published_group_is_read_and_written_byte_for_byte(case: dict[str, Any]) -> None:
     want, record = case["rollout"], case["record"]
     result = unpack_group(bytes.fromhex(want["body"]))

@@ -37,19 +37,19 @@ def test_an_interrupted_build_is_not_taken_for_a_model(
 
 
 def test_most_first_turns_of_a_dialogue_are_right_and_few_last_ones() -> None:
-    items = list(islice(building.dialogue_corpus(0, LAST_NOISE), 2000))
+    items = list(islice(building.multi_turn_corpus(0, LAST_NOISE), 2000))
     asked = [item for item in items if item.family == "calc"]
     heard = [item for item in asked if item.later_turns]
     assert len(heard) > 0.85 * len(asked)
     right = sum(item.later_turns[0] == item.later_turns[1] for item in heard) / len(heard)
     assert abs(right - LAST_NOISE.bare_share) < 0.03
-    clean = list(islice(building.dialogue_corpus(0, Noise(1.0, 0.0, 0.0)), 400))
+    clean = list(islice(building.multi_turn_corpus(0, Noise(1.0, 0.0, 0.0)), 400))
     assert all(
         i.later_turns[0] == i.later_turns[1] for i in clean if i.family == "calc" and i.later_turns
     )
 
 
 def test_a_model_of_dialogues_is_built_by_its_recipe(tmp_path: Path) -> None:
-    building.build_with_progress(tmp_path / "talk", Recipe(steps=1, corpus="dialogues"))
+    building.build_with_progress(tmp_path / "talk", Recipe(steps=1, corpus="multi-turn"))
     codec = Codec.from_directory(resolve(str(tmp_path / "talk")))
     assert len(codec.bridge("higher")) == len(codec.bridge("lower")) == 3

@@ -108,7 +108,7 @@ def _tell_lost(home: Path) -> None:
     """Warn on stderr if the home has lost what it remembered: values shown are then defaults."""
     from swarm_node.config.remembered import FILE
 
-    for fault in chosen_home(home).judged().faults:
+    for fault in chosen_home(home).state().faults:
         if fault.file == FILE:
             typer.echo(f"{home}: {fault}", err=True)
 

@@ -75,7 +75,7 @@ def doctor(
     ticket names or that it knew, and the coordinator, are tried.
 
     `--json` also describes the machine, so that `plan --facts FILE` and
-    `doctor --facts FILE` judge it elsewhere.
+    `doctor --facts FILE` check it elsewhere.
     """
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.node.start.resolve_names import with_ticket
@@ -235,7 +235,7 @@ def find_reach(settings: Settings) -> list[Finding]:
     so."""
     from swarm_node.node.control.control import ControlClient
     from swarm_node.node.home.home import Home
-    from swarm_node.node.preflight.network import judge_reach
+    from swarm_node.node.preflight.network import check_reach
 
     home = Home(settings.home)
     if not home.in_use():
@@ -244,7 +244,7 @@ def find_reach(settings: Settings) -> list[Finding]:
         reach = asyncio.run(ControlClient(home.control_file).status()).reach
     except SwarmNodeError:  # it starts, or ends: the finding of the home says that it is there
         return []
-    return [] if reach is None else [judge_reach(reach)]
+    return [] if reach is None else [check_reach(reach)]
 
 
 def find_network(settings: Settings) -> list[Finding]:
@@ -258,8 +258,8 @@ def find_network(settings: Settings) -> list[Finding]:
     from swarm_node.node.home.home import Home
     from swarm_node.node.loops.peers.coordinator_client import try_coordinator
     from swarm_node.node.preflight.network import (
-        judge_addresses,
-        judge_network,
+        check_addresses,
+        check_network,
         try_addresses,
         try_stored,
     )
@@ -270,7 +270,7 @@ def find_network(settings: Settings) -> list[Finding]:
 
     home = Home(settings.home)
     if home.in_use():
-        return [*judge_network(asyncio.run(ControlClient(home.control_file).network()))]
+        return [*check_network(asyncio.run(ControlClient(home.control_file).network()))]
     addresses = [*settings.network.bootstrap, *home.bootstraps()]
     url = settings.network.coordinator or home.coordinator()
     text = ticket_text(settings)
@@ -286,7 +286,7 @@ def find_network(settings: Settings) -> list[Finding]:
             try_addresses(addresses), try_stored(peers)
         )
         return [
-            *judge_addresses(
+            *check_addresses(
                 attempts, [*stored_attempts, *([await try_coordinator(url)] if url else ())]
             )
         ]

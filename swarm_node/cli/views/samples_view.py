@@ -29,11 +29,11 @@ def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> Rendera
             author = names.get(row.author) or short_id(row.author) if row.author else "local"
             mark = "[green]✓[/]" if row.reward > 0.5 else "[red]✗[/]"
             name, question = f"  {plain(author)} v{row.version}", plain(_line(row.prompt))
-            if not row.dialogue:
+            if not row.turns:
                 table.add_row(name, f"{question} → {_said(row.completion)} {mark}")
                 continue
             table.add_row(name, f"{question} {mark}")
-            for place, text in enumerate(row.dialogue):
+            for place, text in enumerate(row.turns):
                 speaker, words = (
                     ("observation", plain(_line(text))) if place % 2 else ("node", _said(text))
                 )

@@ -1,6 +1,6 @@
-"""Adapters: classes that were written for other programs' trainers, as dialogues.
+"""Adapters: classes that were written for other programs' trainers, as multi-turn environments.
 
 In: a class and the options of an environment.
-Out: a `Dialogue`.
+Out: a `MultiTurnEnvironment`.
 The registry alone imports this room.
 """

@@ -34,7 +34,7 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """The start of a dialogue: a seed for all chance, and the row, if there are rows."""
+    """The start of a multi-turn rollout: a seed for all chance, and the row, if there are rows."""
 
     seed: str
     row: EpisodeRow | None
@@ -95,7 +95,7 @@ def made(cls: type) -> Any:
     except Exception as error:
         raise ConfigError(
             f"environment.name: {cls.__name__} cannot be made ({type(error).__name__}: {error}); "
-            "it must need no arguments and no server: every member replays it by itself"
+            "it must need no arguments and no server: every member runs it again by itself"
         ) from error
 
 

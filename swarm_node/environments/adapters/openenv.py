@@ -1,8 +1,8 @@
-"""An environment class of an OpenEnv server, made in this process, as a dialogue.
+"""An environment class of an OpenEnv server, made in this process, as a multi-turn environment.
 
 `reset` and `step` return observations; one that is `done` ends the episode, and the last reward
 counts (OpenEnv 0.3, openenv/core/env_server/interfaces.py). Nothing of OpenEnv is imported. Each
-replay makes a new object, and takes all steps so far again.
+re-run makes a new object, and takes all steps so far again.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from swarm_node.environments.adapters.common import (
     seeded,
     version_of,
 )
-from swarm_node.environments.base import Dialogue, Task, check_ref
+from swarm_node.environments.base import MultiTurnEnvironment, Task, check_ref
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
-#: Counts changes of how this module turns a seed into a task, or texts into replies and rewards.
+#: Counts changes of how this module turns a seed into a task, or texts into observations and
+#: rewards.
 SCHEME = 1
 #: Fields of actions and observations that are the protocol's and not the environment's.
 _OWN_FIELDS = frozenset({"metadata", "done", "reward"})
@@ -31,8 +32,8 @@ _SEED_BITS = 31
 _Result = TypeVar("_Result")
 
 
-def create(cls: type, turns: int = 8, instruction: str = "") -> Dialogue:
-    """Make a dialogue of a class.
+def create(cls: type, turns: int = 8, instruction: str = "") -> MultiTurnEnvironment:
+    """Make a multi-turn environment of a class.
 
     Args:
         cls: a class with `reset(seed)`, `step(action)` and `state`.
@@ -57,8 +58,8 @@ def create(cls: type, turns: int = 8, instruction: str = "") -> Dialogue:
 
 
 class _ServerClass:
-    """Implements `Dialogue`. A turn of the model is the one field of an action if that is a text,
-    else a JSON object of its fields."""
+    """Implements `MultiTurnEnvironment`. A turn of the model is the one field of an action if that
+    is a text, else a JSON object of its fields."""
 
     def __init__(
         self, cls: type, action: Any, fields: Sequence[str], turns: int, instruction: str
@@ -86,13 +87,13 @@ class _ServerClass:
         parts = (self._instruction, self.question(task), self._form)
         return "\n".join(part for part in parts if part)
 
-    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+    def observation(self, task: Task, completions: Sequence[str]) -> str | None:
         def words(opening: str, observation: Any) -> str | None:
             return None if observation is None or observation.done else _shown(observation)
 
         return self._played(task, completions, words)
 
-    def judge(self, task: Task, completions: Sequence[str]) -> float:
+    def reward(self, task: Task, completions: Sequence[str]) -> float:
         def reward(opening: str, observation: Any) -> float:
             return 0.0 if observation is None else float(observation.reward or 0.0)
 

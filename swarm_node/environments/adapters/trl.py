@@ -1,10 +1,9 @@
-"""A class that was written for TRL's trainers (`environment_factory`), as a dialogue.
+"""A class that was written for TRL's trainers (`environment_factory`), as a multi-turn environment.
 
 `reset` begins an episode, public methods are tools that a model calls, and `get_reward` ends it
-(TRL 1.16, "Environments" of its page on GRPO). Nothing of TRL is imported. Each replay
-makes a new object, and calls all that the model called so far. So a reply depends on the task and
-on the model's texts, if the class does.
-"""
+(TRL 1.16, "Environments" of its page on GRPO). Nothing of TRL is imported. Each re-run makes a new
+object, and calls all that the model called so far. So an observation depends on the task and on the
+model's texts, if the class does."""
 
 from __future__ import annotations
 
@@ -24,11 +23,12 @@ from swarm_node.environments.adapters.common import (
     seeded,
     version_of,
 )
-from swarm_node.environments.base import Dialogue, Task, check_ref
+from swarm_node.environments.base import MultiTurnEnvironment, Task, check_ref
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
-#: Counts changes of how this module turns a seed into a task, or texts into replies and rewards.
+#: Counts changes of how this module turns a seed into a task, or texts into observations and
+#: rewards.
 SCHEME = 1
 _RESERVED = ("reset", "get_reward")
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
@@ -56,8 +56,8 @@ class ToolCall(msgspec.Struct, frozen=True):
 
 def create(
     cls: type, turns: int = 8, path: str | Sequence[str] | None = None, held_out: float = 0.1
-) -> Dialogue:
-    """Make a dialogue of a class.
+) -> MultiTurnEnvironment:
+    """Make a multi-turn environment of a class.
 
     Args:
         cls: the class. It draws its tasks with `random`, or gets rows.
@@ -92,7 +92,7 @@ def _methods(environment: object) -> dict[str, Callable[..., Any]]:
 def _refuse_async(method: Callable[..., Any]) -> None:
     if inspect.iscoroutinefunction(method):
         raise ConfigError(
-            f"environment.name: {method.__qualname__} is async: only plain methods are replayed"
+            f"environment.name: {method.__qualname__} is async: only plain methods can be re-run"
         )
 
 
@@ -155,7 +155,7 @@ def _field(parameter: inspect.Parameter, hints: Mapping[str, Any], text: str) ->
 
 
 class _ToolClass:
-    """Implements `Dialogue`."""
+    """Implements `MultiTurnEnvironment`."""
 
     def __init__(
         self, cls: type, tools: Mapping[str, _Tool], turns: int, tasks: Tasks, held_out: float
@@ -181,10 +181,10 @@ class _ToolClass:
     def render(self, task: Task) -> str:
         return self._offer + self.question(task)
 
-    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+    def observation(self, task: Task, completions: Sequence[str]) -> str | None:
         return self._played(task, completions, lambda made, opening, reply: reply)
 
-    def judge(self, task: Task, completions: Sequence[str]) -> float:
+    def reward(self, task: Task, completions: Sequence[str]) -> float:
         return self._played(
             task, completions, lambda made, opening, reply: float(made.get_reward())
         )
@@ -196,7 +196,7 @@ class _ToolClass:
         result: Callable[[Any, str, str | None], _Result],
     ) -> _Result:
         """Play a new episode up to the last of `completions`, calls of the last turn included.
-        `result` is made of the object, the first words and the last reply."""
+        `result` is made of the object, the first words and the last observation."""
         episode: Episode = task.payload
         with seeded(episode.seed):
             environment = self._cls()

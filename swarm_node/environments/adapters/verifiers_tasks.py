@@ -1,10 +1,9 @@
 """Tasksets of the `verifiers` package (0.4, `verifiers.v1`) as an environment.
 
 It uses the tasks of a taskset and their rewards: one question, one answer, scored without a
-runtime. A taskset that needs more (tools, containers, judges, several agents) is refused, and the
-message names the need. Its rewards are functions of its own, which nothing here can read. So its
-owner vouches that they run nothing of an answer.
-"""
+runtime. A taskset that needs more (tools, containers, a judge model, several agents) is refused,
+and the message names the need. Its rewards are functions of its own, which nothing here can read.
+So its owner vouches that they run nothing of an answer."""
 
 from __future__ import annotations
 
@@ -129,7 +128,7 @@ def _needs(task: Any, taskset: Any) -> str:
     import verifiers.v1 as vf
 
     kind = type(task)
-    judged_in_runtime = [
+    scored_in_runtime = [
         function.__name__ for function in task.hooks("reward") if _required(function, "runtime")
     ]
     reasons = {
@@ -138,7 +137,7 @@ def _needs(task: Any, taskset: Any) -> str:
         "a judge model": bool(task.config.judges),
         "a runtime to set up": kind.setup is not vf.Task.setup,
         "a runtime to finish in": kind.finalize is not vf.Task.finalize,
-        f"a runtime for {', '.join(judged_in_runtime)}": bool(judged_in_runtime),
+        f"a runtime for {', '.join(scored_in_runtime)}": bool(scored_in_runtime),
         "a user who speaks first": not task.data.prompt_text,
         "a reward": not task.hooks("reward"),
     }

@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from swarm_node.environments.mathematics.vocabulary import SCALES
 
-#: Only the last characters of a longer text are judged, because the final answer is at the end.
-MAX_JUDGED_CHARS = 4096
+#: Only the last characters of a longer text are scored, because the final answer is at the end.
+MAX_SCORED_CHARS = 4096
 
 _TAG: Final = re.compile(r"< ?(/?) ?answer ?>", re.IGNORECASE | re.ASCII)
 _BARE_BOX: Final = re.compile(r"\\boxed\s+([^\s{}$]{1,32})")
@@ -60,7 +60,7 @@ _LISTED: Final = re.compile(r"(?:[ \t,;/|&]|\bor\b|\band\b)*", re.IGNORECASE)
 
 
 class FinalAnswer(NamedTuple):
-    """The judged part of a text. `is_marked`: something in the text says that this is the
+    """The scored part of a text. `is_marked`: something in the text says that this is the
     answer."""
 
     text: str
@@ -68,25 +68,25 @@ class FinalAnswer(NamedTuple):
 
 
 def final_answer(text: str) -> FinalAnswer:
-    """The part of a text that is judged, stripped.
+    """The part of a text that is scored, stripped.
 
     It is in the last <answer></answer>, else in the whole text; and of that the content of the last
     \\boxed{}, else the rest of the line after the last "####" (GSM8K's form), else what follows the
     last phrase such as "the answer is", else all."""
-    text = text[-MAX_JUDGED_CHARS:]
+    text = text[-MAX_SCORED_CHARS:]
     content = last_tagged(text)
-    judged_text = _BARE_BOX.sub(r"\\boxed{\1}", text if content is None else content)
-    for answer in (_boxed(judged_text), _lined(judged_text), _phrased(judged_text)):
+    scored_text = _BARE_BOX.sub(r"\\boxed{\1}", text if content is None else content)
+    for answer in (_boxed(scored_text), _lined(scored_text), _phrased(scored_text)):
         if answer:
             return FinalAnswer(answer, is_marked=True)
-    return FinalAnswer(judged_text.strip(), is_marked=content is not None)
+    return FinalAnswer(scored_text.strip(), is_marked=content is not None)
 
 
 def only_answer(text: str) -> str | None:
     """The answer of a text that holds nothing else, stripped: the content of its one
     <answer></answer>, or the whole text without such a tag. None if text stands around the tag, or
     if the text is so long that what stands before it may have been cut off."""
-    if len(text) >= MAX_JUDGED_CHARS:
+    if len(text) >= MAX_SCORED_CHARS:
         return None
     text = text.strip()
     tags = list(_TAG.finditer(text))

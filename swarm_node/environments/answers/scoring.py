@@ -49,8 +49,8 @@ def score_math(answer: str, right: str, choices: Sequence[str] = ()) -> float:
 
 
 def unmarked_values(text: str) -> list[str]:
-    """What is judged as mathematics of a text that marks no answer: all of it, and if that is
-    prose, its last sentence, and its last formula or number. That is not judged alone if it is a
+    """What is scored as mathematics of a text that marks no answer: all of it, and if that is
+    prose, its last sentence, and its last formula or number. That is not scored alone if it is a
     part of more: of "12 sqrt(3)", "5 or 6", "at least 6"."""
     text = EMPHASIS.sub("", text)
     if is_value(text):
@@ -78,7 +78,7 @@ def _is_part(text: str, match: re.Match[str]) -> bool:
 
 
 def unmarked_choices(text: str) -> list[str]:
-    """What is judged as a choice of a text that marks no answer: all of a short one, and the last
+    """What is scored as a choice of a text that marks no answer: all of a short one, and the last
     line."""
     last = text.strip().rpartition("\n")[2]
     return [text, last] if len(text) <= _SHORT_CHARS else [last]
@@ -90,7 +90,7 @@ SCORERS: Mapping[str, Scorer] = {
     "math": score_math,
     "choice": score_choice,
 }
-#: What is judged of a text without a marked answer, where that is not all of it.
+#: What is scored of a text without a marked answer, where that is not all of it.
 UNMARKED: Mapping[str, Callable[[str], list[str]]] = {
     "math": unmarked_values,
     "choice": unmarked_choices,

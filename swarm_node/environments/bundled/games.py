@@ -1,11 +1,10 @@
 """Games of a few turns, for small models. A right answer needs what the environment replied.
 
-guess: one of three numbers, in two tries. The reply says whether it is higher or lower. Without
-listening, two tries find two of the three numbers. With listening they find all three, if the first
-try is the middle number. calc: a product that the environment computes for a model that asks for
-it. weigh: the heavier of three, after two of them were weighed; without listening, one time of
-three. Nothing but this module decides a task, a reply or a reward.
-"""
+guess: one of three numbers, in two tries. The observation says whether it is higher or lower.
+Without listening, two tries find two of the three numbers. With listening they find all three, if
+the first try is the middle number. calc: a product that the environment computes for a model that
+asks for it. weigh: the heavier of three, after two of them were weighed; without listening, one
+time of three. Nothing but this module decides a task, an observation or a reward."""
 
 from __future__ import annotations
 
@@ -14,27 +13,28 @@ import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from swarm_node.environments.base import Dialogue, Task, check_ref
+from swarm_node.environments.base import MultiTurnEnvironment, Task, check_ref
 from swarm_node.environments.splits.hashed_random import Draws
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.splits.split import is_held_out
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
-#: Counts changes of how this module turns a seed into a task, or texts into replies and rewards.
+#: Counts changes of how this module turns a seed into a task, or texts into observations and
+#: rewards.
 SCHEME = 3
 #: Most turns of every game.
 TURNS = 2
 _MAX_DIGITS = 9
 #: Makes words for a warm start of the right ones and of wrong ones, and of the knowledge that a
-#: reply follows the right ones.
+#: observation follows the right ones.
 Spoil = Callable[[str, str, bool], str]
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _PRODUCT = re.compile(r"calc ([0-9]{1,9})\*([0-9]{1,9})")
 _PAIR = re.compile(r"([a-z]):([a-z])")
 
 
-def create(digits: int = 2) -> Dialogue:
+def create(digits: int = 2) -> MultiTurnEnvironment:
     """Games with numbers of `digits` digits, 2 to 9. Numbers of two digits are for tiny models.
     With them guess has 117,480 questions and calc 8,100. weigh always has 15,600.
 
@@ -57,8 +57,8 @@ class _Game(Protocol):
         """The last words that are right."""
         ...
 
-    def reply(self, last: str) -> str | None:
-        """The reply to the newest words, None if they end the game."""
+    def observation(self, last: str) -> str | None:
+        """The observation to the newest words, None if they end the game."""
         ...
 
     def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
@@ -90,18 +90,22 @@ class _Guess(NamedTuple):
     def right(self) -> str:
         return str(self.secret)
 
-    def reply(self, last: str) -> str | None:
+    def observation(self, last: str) -> str | None:
         if not _NUMBER.fullmatch(last) or int(last) == self.secret:
             return None
         return "higher" if int(last) < self.secret else "lower"
 
     def words(self, texts: Sequence[str], draws: Draws) -> tuple[str, str]:
-        hints = [(int(guess), reply) for guess, reply in zip(texts[::2], texts[1::2], strict=True)]
+        hints = [
+            (int(guess), observation)
+            for guess, observation in zip(texts[::2], texts[1::2], strict=True)
+        ]
         candidates = [
             number
             for number in self.choices
             if all(
-                number > guess if reply == "higher" else number < guess for guess, reply in hints
+                number > guess if observation == "higher" else number < guess
+                for guess, observation in hints
             )
         ]
         return str(candidates[draws.below(len(candidates))]), str(self.choices[draws.below(3)])
@@ -128,7 +132,7 @@ class _Calc(NamedTuple):
     def right(self) -> str:
         return str(self.left * self.factor)
 
-    def reply(self, last: str) -> str | None:
+    def observation(self, last: str) -> str | None:
         match = _PRODUCT.fullmatch(last)
         return None if match is None else str(int(match[1]) * int(match[2]))
 
@@ -161,7 +165,7 @@ class _Weigh(NamedTuple):
     def right(self) -> str:
         return self.heavier
 
-    def reply(self, last: str) -> str | None:
+    def observation(self, last: str) -> str | None:
         pair = _PAIR.fullmatch(last)
         if pair is None or pair[1] == pair[2] or not {*pair.groups()} <= {*self.objects}:
             return None
@@ -187,7 +191,7 @@ FAMILIES = tuple(_DRAWN)
 
 
 class _Games:
-    """Implements `Dialogue`."""
+    """Implements `MultiTurnEnvironment`."""
 
     name = "games"
     families: tuple[str, ...] = FAMILIES
@@ -207,20 +211,20 @@ class _Games:
         game: _Game = task.payload
         return game.question
 
-    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+    def observation(self, task: Task, completions: Sequence[str]) -> str | None:
         game: _Game = task.payload
-        return game.reply(completions[-1].strip())
+        return game.observation(completions[-1].strip())
 
-    def judge(self, task: Task, completions: Sequence[str]) -> float:
+    def reward(self, task: Task, completions: Sequence[str]) -> float:
         game: _Game = task.payload
         return float(completions[-1].strip() == game.right)
 
 
 def corpus(seed: int, spoil: Spoil) -> Iterator[tuple[str, list[str]]]:
-    """Yields for ever, over the families in turn, a family and a dialogue: a question, what an
-    author says whose words are spoilt, the reply, and so on. Questions that are held out are left
-    out. The author's first number of guess is any of the three, because how to guess is for
-    reinforcement learning to find."""
+    """Yields for ever, over the families in turn, a family and a multi-turn rollout: a question,
+    what an author says whose words are spoilt, the observation, and so on. Questions that are held
+    out are left out. The author's first number of guess is any of the three, because how to guess
+    is for reinforcement learning to find."""
     games, position = _Games(2), 0
     while True:
         for family in games.families:
@@ -229,18 +233,18 @@ def corpus(seed: int, spoil: Spoil) -> Iterator[tuple[str, list[str]]]:
             question = games.render(task)
             if not is_held_out(question):
                 draws = Draws(f"games/corpus/{seed}/{family}", position)
-                yield family, [question, *_dialogue(games, task, draws, spoil)]
+                yield family, [question, *_transcript(games, task, draws, spoil)]
         position += 1
 
 
-def _dialogue(games: _Games, task: Task, draws: Draws, spoil: Spoil) -> list[str]:
+def _transcript(games: _Games, task: Task, draws: Draws, spoil: Spoil) -> list[str]:
     game: _Game = task.payload
     texts: list[str] = []
     for turn in range(games.turns):
         right_text, wrong_text = game.words(texts, draws)
         texts.append(spoil(right_text, wrong_text, turn + 1 < games.turns))
-        reply = games.reply(task, texts[::2])
-        if reply is None or turn + 1 == games.turns:
+        observation = games.observation(task, texts[::2])
+        if observation is None or turn + 1 == games.turns:
             break
-        texts.append(reply)
+        texts.append(observation)
     return texts

@@ -31,7 +31,7 @@ from swarm_node.process.bounded import bounded_run
 
 #: The most that is fetched of a data set, and the longest file that reading it may write.
 MAX_FETCHED_BYTES: Final = 4 << 30
-#: A start waits for an environment for ten minutes (`judging/processes.py`).
+#: A start waits for an environment for ten minutes (`workers/processes.py`).
 _SECONDS: Final = 540.0
 #: The formats of rows, and the page that tells subsets apart. Archives and code stay on the hub.
 _FILES: Final = (

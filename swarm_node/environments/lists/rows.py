@@ -256,7 +256,7 @@ def check_text(text: str, name: str) -> bytes:
     """Return the UTF-8 of a text in a row.
 
     Raises:
-        ValueError: it has half a character, which no judge can be sent.
+        ValueError: it has half a character, which no scoring worker can be sent.
     """
     try:
         return text.encode()

@@ -1,4 +1,4 @@
-"""Questions whose answers are programs, judged by tests that the programs never see.
+"""Questions whose answers are programs, scored by tests that the programs never see.
 
 A row is {"question": ..., "inputs": [...], "outputs": [...]}. An answer is a program in Python that
 reads one of the inputs from its standard input and prints the output that stands at its place. The
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from swarm_node.environments.answers.final import MAX_JUDGED_CHARS, last_tagged
-from swarm_node.environments.base import Dialogue, Environment, Task, check_ref
+from swarm_node.environments.answers.final import MAX_SCORED_CHARS, last_tagged
+from swarm_node.environments.base import Environment, MultiTurnEnvironment, Task, check_ref
 from swarm_node.environments.lists.rows import (
     Family,
     check_template,
@@ -50,7 +50,7 @@ _FENCE = "```"
 _MARKS = frozenset({"python", "py", "python3"})
 _DOMAIN = b"swarm-node/programs/1\0"
 _MOST_TURNS: Final = 2
-#: Characters of an input and of an output in a reply, which so has fewer than it may.
+#: Characters of an input and of an output in an observation, which so has fewer than it may.
 _SHOWN_CHARS: Final = 400
 _ENDS: Final[Mapping[End, str]] = {
     "raised": "The program raised an exception, or ended with a code other than 0.",
@@ -92,7 +92,7 @@ def create(
     held_out: float = 0.1,
     steps: int = STEPS,
     turns: int = 1,
-) -> Environment | Dialogue:
+) -> Environment | MultiTurnEnvironment:
     """The factory behind the entry point `programs`.
 
     Args:
@@ -142,9 +142,9 @@ class _Programs:
         self.notes = tuple(_note(name, family) for name, family in families.items())
         self._rows = families
         self._template = template
-        #: Processor seconds for a group. They end a judge on a machine that is much too slow and
-        #: decide nothing else: eight programs that use up their steps in each of ten tests take a
-        #: fourth. With two turns the public tests are run besides.
+        #: Processor seconds for a group. They end a scoring worker on a machine that is much too
+        #: slow and decide nothing else: eight programs that use up their steps in each of ten tests
+        #: take a fourth. With two turns the public tests are run besides.
         self.score_seconds = seconds
         self._steps = steps
         self._runtime = runtime
@@ -187,11 +187,11 @@ class _OneProgram(_Programs):
 
 
 class _TwoPrograms(_Programs):
-    """Implements `Dialogue`."""
+    """Implements `MultiTurnEnvironment`."""
 
     turns: int = _MOST_TURNS
 
-    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+    def observation(self, task: Task, completions: Sequence[str]) -> str | None:
         """The first public test that the newest program fails, and what it did there. None if it
         passes all of them."""
         exam: Exam = task.payload
@@ -200,13 +200,13 @@ class _TwoPrograms(_Programs):
         failure = self._failure(exam, exam.public, completions[-1])
         return None if failure is None else told(failure)
 
-    def judge(self, task: Task, completions: Sequence[str]) -> float:
+    def reward(self, task: Task, completions: Sequence[str]) -> float:
         """1 if the newest program passes every private test."""
         return self._reward(task, completions[-1])
 
 
 def told(failure: Failure) -> str:
-    """A reply about a failed test. The output that would have been right is not in it."""
+    """An observation about a failed test. The output that would have been right is not in it."""
     stdin, (stdout, _, end) = failure
     input_text, output_text = _shown(stdin), _shown(stdout)
     happened = _ENDS.get(end) or (
@@ -233,7 +233,7 @@ def program_of(text: str) -> str:
     """The program of an answer: the last block between lines of three backquotes that is marked as
     Python, else the last block, else the content of the last <answer></answer>, else the whole
     text. A block that nothing closes runs to the end of the text."""
-    text = text[-MAX_JUDGED_CHARS:]
+    text = text[-MAX_SCORED_CHARS:]
     blocks = list(_blocks(text.split("\n")))
     python_blocks = [block for mark, block in blocks if mark in _MARKS]
     if blocks:

@@ -40,7 +40,7 @@ _FILES: Final = {
     "python-stdlib.zip": "daf2cdd86357e617e58ee57c646369b476a91dbad1e22f0214b301c3aad7c506",
 }
 #: Bytes of the machine's stack for calls within the interpreter, and the least that a process needs
-#: for that: a program that nests deeper ends, and its judge does not.
+#: for that: a program that nests deeper ends, and its scoring worker does not.
 _STACK_BYTES, _LEAST_STACK_BYTES = 3 << 19, 4 << 20
 #: The end without a traceback, which would cost more steps than most programs.
 _MAIN: Final = """\
@@ -231,7 +231,8 @@ def _engine() -> Any:
     config.cranelift_nan_canonicalization = True
     config.wasm_relaxed_simd_deterministic = True
     config.max_wasm_stack = _STACK_BYTES
-    # A judge may take 1 GiB of addresses, and has closed the descriptor that copy on write needs.
+    # A scoring worker may take 1 GiB of addresses, and has closed the descriptor that copy on write
+    # needs.
     config.memory_reservation = MEMORY_BYTES
     config.memory_reservation_for_growth = 0
     config.memory_may_move = False

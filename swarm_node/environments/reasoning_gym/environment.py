@@ -16,7 +16,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
-from swarm_node.environments.answers.final import MAX_JUDGED_CHARS, last_tagged, only_answer
+from swarm_node.environments.answers.final import MAX_SCORED_CHARS, last_tagged, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.extras import installed, refusal
 from swarm_node.environments.lists.answer_forms import written
@@ -26,7 +26,7 @@ from swarm_node.rollout import SEED_LIMIT, TaskRef
 
 NAME = "reasoning_gym"
 #: Counts changes of how this module turns a seed into a task or a text into a score.
-#: 2: own scorers replace those that evaluate the answer; only the end of a text is judged; an
+#: 2: own scorers replace those that evaluate the answer; only the end of a text is scored; an
 #: exception of a scorer makes a wrong answer.
 SCHEME = 2
 #: A binary reward is 1 from this native score on: rounding may cost a right answer a little.
@@ -182,7 +182,7 @@ class _ReasoningGym:
 
     def score(self, task: Task, text: str) -> float:
         """Scores the content of the last <answer></answer>, else the whole text, stripped. Only the
-        last MAX_JUDGED_CHARS of a text count."""
+        last MAX_SCORED_CHARS of a text count."""
         answer = only_answer(text) if self._strict else _answer(text)
         if answer is None:
             return 0.0
@@ -211,7 +211,7 @@ class _ReasoningGym:
 
 
 def _answer(text: str) -> str:
-    text = text[-MAX_JUDGED_CHARS:]
+    text = text[-MAX_SCORED_CHARS:]
     content = last_tagged(text)
     return (text if content is None else content).strip()
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
+from swarm_node.environments.answers.final import MAX_SCORED_CHARS
 from swarm_node.environments.reasoning_gym.derivatives import is_antiderivative
 from swarm_node.environments.reasoning_gym.expressions import (
     ARITHMETIC,
@@ -53,7 +53,7 @@ Guard = Callable[[str], str | None]
 
 def score(family: str, dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
     """The data set's score of `answer`. May raise on a malformed answer."""
-    if len(answer) > MAX_JUDGED_CHARS:
+    if len(answer) > MAX_SCORED_CHARS:
         return 0.0
     if family in OWN:
         return OWN[family](dataset, answer, entry)

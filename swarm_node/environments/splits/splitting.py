@@ -11,7 +11,13 @@ from functools import cache
 from typing import Any, Final, NamedTuple, cast
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.base import Dialogue, Environment, Task, TaskMaker, check_ref
+from swarm_node.environments.base import (
+    Environment,
+    MultiTurnEnvironment,
+    Task,
+    TaskMaker,
+    check_ref,
+)
 from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.environments.splits.split import (
     HELD_OUT_SHARE,
@@ -41,8 +47,8 @@ MAX_EXAMPLES: Final = 16
 #: Prompts whose lengths stand for those of all.
 _SOME = 64
 _NEEDED = ("name", "version", "families", "derive", "render")
-#: Besides: one method for an answer, or these for a dialogue.
-_ANSWERED, _TALKED = ("score",), ("turns", "reply", "judge")
+#: Besides: one method for an answer, or these for a multi-turn rollout.
+_ANSWERED, _TALKED = ("score",), ("turns", "observation", "reward")
 
 
 class Asking(NamedTuple):
@@ -102,11 +108,11 @@ def some_tasks(name: str, version: str, families: Sequence[str]) -> list[TaskRef
 
 
 class SplitEnvironment:
-    """Implements `Environment` around another one, and `Dialogue` around a dialogue. A reference
-    whose text is on the other side moves on to further seeds, by a rule that every receiver
-    repeats."""
+    """Implements `Environment` around another one, and `MultiTurnEnvironment` around a multi-turn
+    one. A reference whose text is on the other side moves on to further seeds, by a rule that every
+    receiver repeats."""
 
-    def __init__(self, inner: Environment | Dialogue, asking: Asking = _PLAIN) -> None:
+    def __init__(self, inner: Environment | MultiTurnEnvironment, asking: Asking = _PLAIN) -> None:
         """
         Raises:
             ConfigError: `inner` is no environment, or has no right answers for examples.
@@ -123,12 +129,14 @@ class SplitEnvironment:
         self.turns: int = getattr(inner, "turns", 1)
         if talks and not (isinstance(self.turns, int) and 2 <= self.turns <= MAX_TURNS):
             raise ConfigError(
-                f"environment.name: {inner.name} has dialogues of {self.turns!r} turns: it can be "
+                f"environment.name: {inner.name} has {self.turns!r} turns: it can be "
                 f"2 to {MAX_TURNS}"
             )
-        self._talk: Dialogue | None = cast("Dialogue", inner) if talks else None
+        self._talk: MultiTurnEnvironment | None = (
+            cast("MultiTurnEnvironment", inner) if talks else None
+        )
         self._score: Callable[[Task, str], float] = (
-            self._judge_alone if talks else cast("Environment", inner).score
+            self._reward_of_one_turn if talks else cast("Environment", inner).score
         )
         self.name = inner.name
         self.version = with_split(asking.version(inner.version))
@@ -215,15 +223,15 @@ class SplitEnvironment:
     def score(self, task: Task, text: str) -> float:
         return self._score(_inner(task), text)
 
-    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
-        """See `Dialogue`. An answer to one question has none."""
-        return None if self._talk is None else self._talk.reply(_inner(task), completions)
+    def observation(self, task: Task, completions: Sequence[str]) -> str | None:
+        """See `MultiTurnEnvironment`. An answer to one question has none."""
+        return None if self._talk is None else self._talk.observation(_inner(task), completions)
 
-    def judge(self, task: Task, completions: Sequence[str]) -> float:
-        """See `Dialogue`. An answer to one question is scored."""
+    def reward(self, task: Task, completions: Sequence[str]) -> float:
+        """See `MultiTurnEnvironment`. An answer to one question is scored."""
         if self._talk is None:
             return self._score(_inner(task), completions[-1])
-        return self._talk.judge(_inner(task), completions)
+        return self._talk.reward(_inner(task), completions)
 
     def question(self, task: Task) -> str:
         """The text that decides the side of a task."""
@@ -284,9 +292,9 @@ class SplitEnvironment:
                 return str(error)
         return ""
 
-    def _judge_alone(self, inner: Task, text: str) -> float:
+    def _reward_of_one_turn(self, inner: Task, text: str) -> float:
         assert self._talk is not None
-        return self._talk.judge(inner, (text,))
+        return self._talk.reward(inner, (text,))
 
     def _seeds(self, ref: TaskRef) -> Iterator[int]:
         cached_seed = self._seed_cache.get((ref.family, ref.seed))
@@ -325,7 +333,7 @@ def _encodes(text: str) -> bool:
 
 
 def _talks(inner: object) -> bool:
-    """True for a dialogue, False for an environment of one answer.
+    """True for a multi-turn environment, False for an environment of one answer.
 
     Raises:
         ConfigError: `inner` is neither.
@@ -336,8 +344,8 @@ def _talks(inner: object) -> bool:
     if gaps and names and all(hasattr(inner, name) for name in _ANSWERED):
         raise ConfigError(
             f"environment.name: what its function returns has 'score', for one answer, and "
-            f"{names[0]!r}, for a dialogue, which needs {gaps[0]!r} too: give {names[0]!r} "
-            "another name, or make it a dialogue"
+            f"{names[0]!r}, for a multi-turn environment, which needs {gaps[0]!r} too: give "
+            f"{names[0]!r} another name, or make it multi-turn"
         )
     if gaps:
         raise ConfigError(

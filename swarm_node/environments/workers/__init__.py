@@ -1,1 +1,2 @@
-"""The environment's process, the judges that it forks, and the sandbox that confines them."""
+"""The environment's process, the scoring workers that it forks, and the sandbox that confines
+them."""

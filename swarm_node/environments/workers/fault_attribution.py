@@ -1,10 +1,11 @@
-"""Blame for a judge that ended before it answered: the text's, nobody's or this node's. Pure.
+"""Blame for a scoring worker that ended before it answered: the text's, nobody's or this node's.
+Pure.
 
-A judge dies of many things that no text did: the kernel needs memory and takes judges first, a busy
-machine does not run it, somebody kills or stops it. So one end is evidence against nobody. A text
-is blamed if it ends a second judge, which no other text has touched, while a control text is
-scored there. In the same way a text is known to make its judge sleep, which is a lesser fault.
-"""
+A scoring worker dies of many things that no text did: the kernel needs memory and takes scoring
+workers first, a busy machine does not run it, somebody kills or stops it. So one end is evidence
+against nobody. A text is blamed if it ends a second scoring worker, which no other text has
+touched, while a control text is scored there. In the same way a text is known to make its scoring
+worker sleep, which is a lesser fault."""
 
 from __future__ import annotations
 
@@ -40,22 +41,23 @@ Reason = Literal[
 SUSPECT: Final[frozenset[Reason]] = frozenset(
     {"timeout", "derive", "crashed", "memory", "forged", "unknown"}
 )
-#: Ends for which the patience with a judge was waited out.
+#: Ends for which the patience with a scoring worker was waited out.
 WAITED: Final[frozenset[Reason]] = frozenset({"stuck", "asleep"})
-#: A judge that was killed after it had grown by this was, if it happens twice, killed for that. It
-#: is half of what its own limit allows.
+#: A scoring worker that was killed after it had grown by this was, if it happens twice, killed for
+#: that. It is half of what its own limit allows.
 MUCH_MEMORY: Final = 1 << 29
 #: A timer counts ticks, and a process's time is exact: on a busy virtual machine they differ.
 _USED_UP: Final = 0.5
-#: Judges that a group is given before it is left unscored, and those that may be waited for.
+#: Scoring workers that a group is given before it is left unscored, and those that may be waited
+#: for.
 TRIES: Final = 6
 WAITED_TRIES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeEnd:
-    """The end of a judge: its status in the form of `Popen.returncode`, None if the environment's
-    process died with it; its processor time, and the memory by which it grew."""
+class WorkerEnd:
+    """The end of a scoring worker: its status in the form of `Popen.returncode`, None if the
+    environment's process died with it; its processor time, and the memory by which it grew."""
 
     status: int | None
     processor_seconds: float = 0.0
@@ -65,24 +67,24 @@ class JudgeEnd:
 class Step(Enum):
     """A next step, or a finding."""
 
-    AGAIN = auto()  # score the texts in a fresh judge
-    CONTROL = auto()  # score a control text in a fresh judge
+    AGAIN = auto()  # score the texts in a fresh scoring worker
+    CONTROL = auto()  # score a control text in a fresh scoring worker
     BLAME = auto()  # the texts did it
-    ASLEEP = auto()  # the texts make judges sleep
+    ASLEEP = auto()  # the texts make scoring workers sleep
     NOBODY = auto()  # something outside did it
-    OWN_FAULT = auto()  # this node cannot run a judge
+    OWN_FAULT = auto()  # this node cannot run a scoring worker
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at a group that gave no rewards. `is_fresh` is true if the judge had seen no other
-    group."""
+    """An attempt at a group that gave no rewards. `is_fresh` is true if the scoring worker had seen
+    no other group."""
 
     reason: Reason
     is_fresh: bool
 
 
-def reason_of(end: JudgeEnd, limit_seconds: float) -> Reason:
+def reason_of(end: WorkerEnd, limit_seconds: float) -> Reason:
     """The reason of an end, for a request that had `limit_seconds` of processor time."""
     if end.status is None:
         return "own"
@@ -100,7 +102,7 @@ def reason_of(end: JudgeEnd, limit_seconds: float) -> Reason:
 
 def next_step(attempts: Sequence[Attempt], control: bool | None = None) -> Step:
     """The step after these attempts, of which none gave rewards. `control` tells, once it was
-    tried, that a fresh judge scored the control text."""
+    tried, that a fresh scoring worker scored the control text."""
     last = attempts[-1]
     suspects = sum(attempt.reason in SUSPECT for attempt in attempts)
     if suspects >= 2 and last.is_fresh and last.reason in SUSPECT:

@@ -1,4 +1,5 @@
-"""Messages between a node and the process of its environment, and how that confines its judges."""
+"""Messages between a node and the process of its environment, and how that confines its scoring
+workers."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from typing import Any
 
 import msgspec
 
-#: Signals that a judge cannot send itself: somebody else ended a judge that one of them ended.
+#: Signals that a scoring worker cannot send itself: somebody else ended a scoring worker that one
+#: of them ended.
 FROM_OUTSIDE = frozenset(
     {
         *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM),
@@ -19,8 +21,9 @@ FROM_OUTSIDE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Confinement of a judge: `files` (Landlock) and `system_calls` (seccomp). `is_cramped` is true
-    if it inherited limits below its own, so that a text may run out of what every text is given."""
+    """Confinement of a scoring worker: `files` (Landlock) and `system_calls` (seccomp).
+    `is_cramped` is true if it inherited limits below its own, so that a text may run out of what
+    every text is given."""
 
     files: bool
     system_calls: bool
@@ -48,21 +51,21 @@ class StartEnvironment(msgspec.Struct, frozen=True, tag="Start"):
 
 
 class Fork(msgspec.Struct, frozen=True, tag=True):
-    """Start a judge."""
+    """Start a scoring worker."""
 
     niceness: int
 
 
 class End(msgspec.Struct, frozen=True, tag=True):
-    """Kill a judge, which may have ended already."""
+    """Kill a scoring worker, which may have ended already."""
 
     pid: int
 
 
 class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
     """The environment's description. `notes` and `warnings` are for its owner. `shares_memory` is
-    true if judges share writable memory with others. `score_seconds` is the least processor time
-    for a group of eight. `sizes` has the numbers of its rows, if it is a list."""
+    true if scoring workers share writable memory with others. `score_seconds` is the least
+    processor time for a group of eight. `sizes` has the numbers of its rows, if it is a list."""
 
     name: str
     version: str
@@ -76,14 +79,14 @@ class EnvironmentStarted(msgspec.Struct, frozen=True, tag="Started"):
 
 
 class Forked(msgspec.Struct, frozen=True, tag=True):
-    """The new judge."""
+    """The new scoring worker."""
 
     pid: int
 
 
-class JudgeEnded(msgspec.Struct, frozen=True, tag="Ended"):
-    """The end of a judge, in the form of `Popen.returncode`; its processor time, and the memory by
-    which it outgrew this process."""
+class WorkerEnded(msgspec.Struct, frozen=True, tag="Ended"):
+    """The end of a scoring worker, in the form of `Popen.returncode`; its processor time, and the
+    memory by which it outgrew this process."""
 
     status: int
     processor_seconds: float
@@ -91,4 +94,4 @@ class JudgeEnded(msgspec.Struct, frozen=True, tag="Ended"):
 
 
 Request = StartEnvironment | Fork | End
-Reply = EnvironmentStarted | Forked | JudgeEnded
+Reply = EnvironmentStarted | Forked | WorkerEnded

@@ -1,4 +1,4 @@
-"""The host's end of the environment's process, and of the judges that it forks."""
+"""The host's end of the environment's process, and of the scoring workers that it forks."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 import msgspec
 
 from swarm_node.environments.splits.survey import Survey
-from swarm_node.environments.workers.fault_attribution import JudgeEnd, Reason, reason_of
+from swarm_node.environments.workers.fault_attribution import Reason, WorkerEnd, reason_of
 from swarm_node.environments.workers.messages import (
     End,
     EnvironmentStarted,
     Fork,
     Forked,
-    JudgeEnded,
     Sandbox,
     StartEnvironment,
+    WorkerEnded,
 )
 from swarm_node.environments.workers.messages import Reply as WorkerReply
 from swarm_node.environments.workers.scoring_worker import (
@@ -33,11 +33,11 @@ from swarm_node.environments.workers.scoring_worker import (
     Draw,
     GroupTexts,
     PlainRef,
-    Replay,
-    Replayed,
-    ReplayedLine,
     Reply,
     Request,
+    RerunLine,
+    RerunLines,
+    RerunRollouts,
     Score,
     ScoreAnswers,
     Scored,
@@ -56,12 +56,12 @@ from swarm_node.process import Child, ReportedError, ended_by, exchange
 START_SECONDS = 600.0
 #: Forking takes milliseconds, but a busy machine may not run the process for long.
 _FORK_SECONDS = 30.0
-#: The host ends a judge that does not answer within this many times its processor time, or that has
-#: slept for as long as that time itself.
+#: The host ends a scoring worker that does not answer within this many times its processor time, or
+#: that has slept for as long as that time itself.
 _WALL = 6.0
 _SLACK_SECONDS = 2.0
-#: A judge is replaced after this many groups, and with it anything that a text left in it.
-GROUPS_PER_JUDGE = 256
+#: A scoring worker is replaced after this many groups, and with it anything that a text left in it.
+GROUPS_PER_WORKER = 256
 #: The environment variables that an environment inherits. All others, such as tokens and keys, do
 #: not reach it. Its owner gives it other values as options.
 _VARIABLES = frozenset(
@@ -83,9 +83,9 @@ _FIXED = {
 }
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _Reply = TypeVar(
-    "_Reply", Derived, Scored, ScoredGroups, Replayed, Checked, Surveyed, AnswersScored
+    "_Reply", Derived, Scored, ScoredGroups, RerunLines, Checked, Surveyed, AnswersScored
 )
-#: Replies in whose place a judge may say that it cannot make a task.
+#: Replies in whose place a scoring worker may say that it cannot make a task.
 _OF_TASKS = (Derived, ScoredGroups, Surveyed, AnswersScored)
 
 
@@ -98,11 +98,11 @@ def _inherits(name: str) -> bool:
     return name in _VARIABLES or name.startswith(_VARIABLE_PREFIXES)
 
 
-class JudgeLostError(ChildError):
-    """A judge ended before it answered. In its life it used `processor_seconds`."""
+class WorkerLostError(ChildError):
+    """A scoring worker ended before it answered. In its life it used `processor_seconds`."""
 
     def __init__(self, reason: Reason, description: str, processor_seconds: float = 0.0) -> None:
-        super().__init__(f"a judge ended before it answered ({description})")
+        super().__init__(f"a scoring worker ended before it answered ({description})")
         self.reason, self.processor_seconds = reason, processor_seconds
 
 
@@ -123,7 +123,7 @@ class EnvironmentProcess:
         #: Number of starts of the process.
         self.generation = 0
         self.shares_memory = False
-        #: The most turns of a dialogue.
+        #: The most turns of a multi-turn rollout.
         self.turns = 1
 
     @property
@@ -161,8 +161,8 @@ class EnvironmentProcess:
         return reply
 
     async def fork(self, niceness: int) -> tuple[int, socket.socket]:
-        """A new judge: its process id and the socket to it. If the environment's process has died,
-        it is started again first.
+        """A new scoring worker: its process id and the socket to it. If the environment's process
+        has died, it is started again first.
 
         Raises:
             ChildError: the process cannot be kept alive.
@@ -173,15 +173,16 @@ class EnvironmentProcess:
             except ChildError:  # it may have been killed meanwhile: try once more
                 return await self._fork(niceness)
 
-    async def end(self, pid: int, generation: int) -> JudgeEnd:
-        """End a judge that the environment's process forked in its start number `generation`."""
+    async def end(self, pid: int, generation: int) -> WorkerEnd:
+        """End a scoring worker that the environment's process forked in its start number
+        `generation`."""
         if generation != self.generation:
-            return JudgeEnd(None)
+            return WorkerEnd(None)
         try:
-            reply = await self._child.call(End(pid), JudgeEnded, patience=_FORK_SECONDS)
+            reply = await self._child.call(End(pid), WorkerEnded, patience=_FORK_SECONDS)
         except ChildError:
-            return JudgeEnd(None)
-        return JudgeEnd(reply.status, reply.processor_seconds, reply.grown_bytes)
+            return WorkerEnd(None)
+        return WorkerEnd(reply.status, reply.processor_seconds, reply.grown_bytes)
 
     async def _fork(self, niceness: int) -> tuple[int, socket.socket]:
         if not self._child.alive:
@@ -190,7 +191,7 @@ class EnvironmentProcess:
         try:
             parent_end, child_end = socket.socketpair()
         except OSError as error:
-            raise ChildError(f"no socket for a judge: {words_of(error)}") from error
+            raise ChildError(f"no socket for a scoring worker: {words_of(error)}") from error
         request = Fork(niceness)
         try:
             with child_end:
@@ -214,16 +215,16 @@ class EnvironmentProcess:
             raise ChildError(f"the environment does not start again: {error}") from error
 
     async def stop(self, grace: float = 3.0) -> None:
-        """End the process. The kernel ends its judges with it."""
+        """End the process. The kernel ends its scoring workers with it."""
         sockets, self._sockets = self._sockets, None
         if sockets is not None:
             sockets.close()
         await self._child.stop(grace)
 
 
-class JudgeProcess:
-    """One judge at a time, forked on demand. It is replaced when it has died or judged
-    GROUPS_PER_JUDGE groups.
+class ScoringWorker:
+    """One scoring worker at a time, forked on demand. It is replaced when it has died or scored
+    GROUPS_PER_WORKER groups.
 
     Only one coroutine may use it at a time, because `score` refers to the task derived last."""
 
@@ -234,18 +235,19 @@ class JudgeProcess:
         self._generation = 0
         self._groups = 0
         self.pid: int | None = None
-        #: Number of lost judges: each crashed, ran out of time or sent a bad reply.
+        #: Number of lost scoring workers: each crashed, ran out of time or sent a bad reply.
         self.losses = 0
         self.sandbox: Sandbox | None = None
 
     @property
     def fresh(self) -> bool:
-        """True if no text has been near the judge that answers next."""
+        """True if no text has been near the scoring worker that answers next."""
         return self._streams is None or self._groups == 0
 
     @property
     def cramped(self) -> bool:
-        """True if the judge that answered last has lower limits than a judge's own."""
+        """True if the scoring worker that answered last has lower limits than a scoring worker's
+        own."""
         return self.sandbox is not None and self.sandbox.is_cramped
 
     async def derive(self, refs: Sequence[PlainRef], seconds: float) -> tuple[str, ...]:
@@ -253,9 +255,9 @@ class JudgeProcess:
         to the last task.
 
         Raises:
-            JudgeLostError: the judge ended instead.
+            WorkerLostError: the scoring worker ended instead.
             UnknownTaskError: one of the tasks cannot be made.
-            ConfigError, ChildError: no judge can be started.
+            ConfigError, ChildError: no scoring worker can be started.
         """
         request = Derive(list(refs), seconds)
         patience = seconds * max(len(refs), 1)
@@ -270,14 +272,14 @@ class JudgeProcess:
         """Verdicts on `texts` for the task derived last, within `seconds` of processor time.
 
         Raises:
-            JudgeLostError: the judge ended instead.
-            ConfigError, ChildError: no judge can be started.
+            WorkerLostError: the scoring worker ended instead.
+            ConfigError, ChildError: no scoring worker can be started.
         """
         request = Score(list(texts), seconds)
         reply = await self._call(
             request, Scored, seconds, lambda reply: len(reply.verdicts) == len(texts)
         )
-        await self._judged_groups(1)
+        await self._scored_groups(1)
         return reply.verdicts
 
     async def score_groups(
@@ -287,9 +289,9 @@ class JudgeProcess:
         sleep as long as one of them may.
 
         Raises:
-            JudgeLostError: the judge ended instead.
+            WorkerLostError: the scoring worker ended instead.
             UnknownTaskError: one of the tasks cannot be made.
-            ConfigError, ChildError: no judge can be started.
+            ConfigError, ChildError: no scoring worker can be started.
         """
         limits = [derive_seconds + group.seconds for group in groups]
         reply = await self._call(
@@ -302,29 +304,29 @@ class JudgeProcess:
             ),
             sleep=max(limits, default=0.0),
         )
-        await self._judged_groups(len(groups))
+        await self._scored_groups(len(groups))
         return reply.groups
 
-    async def replay(self, dialogues: Sequence[Transcript], seconds: float) -> list[ReplayedLine]:
-        """`dialogues` replayed for the task derived last, within `seconds` of processor time.
+    async def rerun(self, transcripts: Sequence[Transcript], seconds: float) -> list[RerunLine]:
+        """`transcripts` re-run for the task derived last, within `seconds` of processor time.
 
         Raises:
-            JudgeLostError: the judge ended instead.
-            ConfigError, ChildError: no judge can be started.
+            WorkerLostError: the scoring worker ended instead.
+            ConfigError, ChildError: no scoring worker can be started.
         """
-        request, max_turns = Replay(list(dialogues), seconds), self._environment.turns
+        request, max_turns = RerunRollouts(list(transcripts), seconds), self._environment.turns
         reply = await self._call(
             request,
-            Replayed,
+            RerunLines,
             seconds,
-            lambda reply: _all_replayed(reply.lines, dialogues, max_turns),
+            lambda reply: _all_rerun(reply.lines, transcripts, max_turns),
         )
-        await self._judged_groups(1)
+        await self._scored_groups(1)
         return reply.lines
 
-    async def _judged_groups(self, count: int) -> None:
+    async def _scored_groups(self, count: int) -> None:
         self._groups += count
-        if self._groups >= GROUPS_PER_JUDGE:
+        if self._groups >= GROUPS_PER_WORKER:
             await self.close()
 
     async def check(self, family: str, seconds: float) -> str:
@@ -332,8 +334,8 @@ class JudgeProcess:
         of processor time. Returns the reason why not, "" if they can.
 
         Raises:
-            JudgeLostError: the judge ended instead.
-            ConfigError, ChildError: no judge can be started.
+            WorkerLostError: the scoring worker ended instead.
+            ConfigError, ChildError: no scoring worker can be started.
         """
         request = Check(family, seconds)
         return (await self._call(request, Checked, seconds, lambda _: True)).why
@@ -345,9 +347,9 @@ class JudgeProcess:
         processor time. With `name` none is scored, and each is among the failed ones.
 
         Raises:
-            JudgeLostError: the judge ended instead.
+            WorkerLostError: the scoring worker ended instead.
             UnknownTaskError: one of the tasks cannot be made.
-            ConfigError, ChildError: no judge can be started.
+            ConfigError, ChildError: no scoring worker can be started.
         """
         answer_seconds = derive_seconds + seconds
         reply = await self._call(
@@ -361,16 +363,16 @@ class JudgeProcess:
             sleep=answer_seconds,
             min_seconds=min(derive_seconds, seconds),
         )
-        await self._judged_groups(len(refs))
+        await self._scored_groups(len(refs))
         return reply
 
     async def survey(self, family: str, draws: int, seconds: float) -> Survey:
         """Survey `draws` tasks of a family, or as many as `seconds` allow.
 
         Raises:
-            JudgeLostError: the judge ended instead.
+            WorkerLostError: the scoring worker ended instead.
             UnknownTaskError: one of the tasks cannot be made.
-            ConfigError, ChildError: no judge can be started.
+            ConfigError, ChildError: no scoring worker can be started.
         """
         request = Draw(family, draws, seconds)
         return (await self._call(request, Surveyed, 2 * seconds, lambda _: True)).survey
@@ -387,16 +389,16 @@ class JudgeProcess:
         sleep: float | None = None,
         min_seconds: float | None = None,
     ) -> _Reply:
-        """Send one request, in which the judge may compute for `seconds` and sleep for as long, or
-        for `sleep`. Its first timer ends it after `min_seconds`, `seconds` by default. If the
-        judge sends another reply or none, or if the call is cancelled, the state of the judge is
-        unknown, so it is ended."""
+        """Send one request, in which the scoring worker may compute for `seconds` and sleep for as
+        long, or for `sleep`. Its first timer ends it after `min_seconds`, `seconds` by default. If
+        the scoring worker sends another reply or none, or if the call is cancelled, the state of
+        the scoring worker is unknown, so it is ended."""
         if self._streams is None:
             await self._fork()
         assert self._streams is not None
         assert self.pid is not None
         body, patience = msgspec.msgpack.encode(request), _WALL * seconds + _SLACK_SECONDS
-        # A text that knew the number could reply in place of its judge.
+        # A text that knew the number could reply in place of its scoring worker.
         number, is_answered = secrets.randbits(63), False
         deadline = asyncio.timeout(patience)
         sleep_seconds = seconds if sleep is None else sleep
@@ -412,7 +414,8 @@ class JudgeProcess:
                 else isinstance(reply, Unknown) and reply_type in _OF_TASKS
             )
             if not is_answered:
-                # It counts against the author, or a text could use up a judge's time for nothing.
+                # It counts against the author, or a text could use up a scoring worker's time for
+                # nothing.
                 used_seconds = (await self._end()).processor_seconds
                 raise self._lost("forged", "its reply does not fit the request", used_seconds)
         except TimeoutError:
@@ -440,43 +443,47 @@ class JudgeProcess:
         self._generation, self._groups = self._environment.generation, 0
         self._streams = await asyncio.open_connection(sock=channel)
 
-    async def _end(self) -> JudgeEnd:
-        """End the judge, if there is one."""
+    async def _end(self) -> WorkerEnd:
+        """End the scoring worker, if there is one."""
         streams, self._streams = self._streams, None
         pid, self.pid = self.pid, None
         if streams is not None:
             streams[1].transport.abort()
-        return JudgeEnd(None) if pid is None else await self._environment.end(pid, self._generation)
+        return (
+            WorkerEnd(None) if pid is None else await self._environment.end(pid, self._generation)
+        )
 
-    def _died(self, end: JudgeEnd, seconds: float) -> JudgeLostError:
-        """The error for a judge that ended so, at a request of `seconds` of processor time."""
+    def _died(self, end: WorkerEnd, seconds: float) -> WorkerLostError:
+        """The error for a scoring worker that ended so, at a request of `seconds` of processor
+        time."""
         description = (
             "with the environment's process" if end.status is None else ended_by(end.status)
         )
         return self._lost(reason_of(end, seconds), description, end.processor_seconds)
 
-    def _lost(self, reason: Reason, description: str, used_seconds: float = 0.0) -> JudgeLostError:
+    def _lost(self, reason: Reason, description: str, used_seconds: float = 0.0) -> WorkerLostError:
         self.losses += 1
-        return JudgeLostError(reason, description, used_seconds)
+        return WorkerLostError(reason, description, used_seconds)
 
 
-def _all_replayed(
-    lines: Sequence[ReplayedLine], dialogues: Sequence[Transcript], max_turns: int
+def _all_rerun(
+    lines: Sequence[RerunLine], transcripts: Sequence[Transcript], max_turns: int
 ) -> bool:
-    """Check that there is one line for each dialogue of at most `max_turns`, with one reply to
-    each turn that has one."""
-    return len(lines) == len(dialogues) and all(
-        _agree(line, len(dialogue.texts), max_turns)
-        for line, dialogue in zip(lines, dialogues, strict=True)
+    """Check that there is one line for each multi-turn rollout of at most `max_turns`, with one
+    reply to each turn that has one."""
+    return len(lines) == len(transcripts) and all(
+        _agree(line, len(transcript.texts), max_turns)
+        for line, transcript in zip(lines, transcripts, strict=True)
     )
 
 
-def _agree(line: ReplayedLine, turns: int, max_turns: int) -> bool:
-    """Check that a line has as many replies as a dialogue of `turns` turns can have with that end,
-    and that one of `max_turns` turns is over. Rows are built from the replies, and need one between
-    every two turns. A judge that was taken over could make a policy talk for ever."""
+def _agree(line: RerunLine, turns: int, max_turns: int) -> bool:
+    """Check that a line has as many replies as a multi-turn environment of `turns` turns can have
+    with that end, and that one of `max_turns` turns is over. Rows are built from the replies, and
+    need one between every two turns. A scoring worker that was taken over could make a policy talk
+    for ever."""
     if not line.over:
-        return turns < max_turns and len(line.replies) == turns and line.verdict is None
-    if line.verdict is None or line.verdict.fault == "reply":
-        return len(line.replies) < turns
-    return len(line.replies) == turns - 1
+        return turns < max_turns and len(line.observations) == turns and line.verdict is None
+    if line.verdict is None or line.verdict.fault == "observation":
+        return len(line.observations) < turns
+    return len(line.observations) == turns - 1

@@ -1,5 +1,5 @@
-"""Judges the texts or dialogues of one peer, in as many judges as it takes to know whose fault a
-lost one was.
+"""Scores the texts or multi-turn rollouts of one peer, in as many scoring workers as it takes to
+know whose fault a lost one was.
 
 All texts of a group have one author, so they are tried together: evidence against one of them is
 evidence against its author.
@@ -20,10 +20,10 @@ from swarm_node.environments.workers.fault_attribution import (
     Step,
     next_step,
 )
-from swarm_node.environments.workers.processes import JudgeLostError, JudgeProcess
+from swarm_node.environments.workers.processes import ScoringWorker, WorkerLostError
 from swarm_node.environments.workers.scoring_worker import (
     PlainRef,
-    ReplayedLine,
+    RerunLine,
     TextVerdict,
     Transcript,
 )
@@ -46,10 +46,10 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeRequest(Generic[_Sent, _Given]):
-    """A request to a judge about a group. `answer` has it answer each of `inputs` within a number
-    of processor seconds. Every environment can answer `control`. `exception_of` is the exception in
-    an answer. A `flawed` answer counts against the author."""
+class ScoringRequest(Generic[_Sent, _Given]):
+    """A request to a scoring worker about a group. `answer` has it answer each of `inputs` within a
+    number of processor seconds. Every environment can answer `control`. `exception_of` is the
+    exception in an answer. A `flawed` answer counts against the author."""
 
     answer: Callable[[Sequence[_Sent], float], Awaitable[Sequence[_Given]]]
     inputs: Sequence[_Sent]
@@ -58,33 +58,35 @@ class JudgeRequest(Generic[_Sent, _Given]):
     flawed: Callable[[_Given], bool]
 
 
-def scoring(judge: JudgeProcess, texts: Sequence[str]) -> JudgeRequest[str, TextVerdict]:
-    return JudgeRequest(judge.score, texts, [""], lambda verdict: verdict.raised, lambda _: False)
+def scoring(worker: ScoringWorker, texts: Sequence[str]) -> ScoringRequest[str, TextVerdict]:
+    return ScoringRequest(
+        worker.score, texts, [""], lambda verdict: verdict.raised, lambda _: False
+    )
 
 
-def replaying(
-    judge: JudgeProcess, dialogues: Sequence[Transcript]
-) -> JudgeRequest[Transcript, ReplayedLine]:
-    # A turn to reply to, and one to judge: an environment that fails to do either blames nobody.
+def rerunning(
+    worker: ScoringWorker, transcripts: Sequence[Transcript]
+) -> ScoringRequest[Transcript, RerunLine]:
+    # A turn to reply to, and one to score: an environment that fails to do either blames nobody.
     control = [Transcript([""]), Transcript([""], cut=True)]
-    return JudgeRequest(
-        judge.replay,
-        dialogues,
+    return ScoringRequest(
+        worker.rerun,
+        transcripts,
         control,
         lambda line: line.verdict.raised if line.verdict else "",
-        lambda line: line.verdict is None or line.verdict.fault == "reply",
+        lambda line: line.verdict is None or line.verdict.fault == "observation",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class PeersScore(Generic[_Given]):
     """The prompt and the answers on a peer's texts, or the reason why there are none: `blamed` if
-    the texts did it, else `unjudged`. `seconds` count against the author."""
+    the texts did it, else `unscored`. `seconds` count against the author."""
 
     prompt: str = ""
     answers: Sequence[_Given] = ()
     blamed: str = ""
-    unjudged: str = ""
+    unscored: str = ""
     seconds: float = 0.0
 
 
@@ -92,32 +94,34 @@ class PeersScore(Generic[_Given]):
 class PeersAttempts(Generic[_Sent, _Given]):
     """The attempts at one group of a peer."""
 
-    judge: JudgeProcess
+    worker: ScoringWorker
     ref: PlainRef
-    request: JudgeRequest[_Sent, _Given]
+    request: ScoringRequest[_Sent, _Given]
     limits: Limits
     _past: list[Attempt] = field(default_factory=list)
-    _judge_seconds: float = 0.0
+    _scoring_seconds: float = 0.0
     _sleep_seconds: float = 0.0
     _prompt: str = ""
     _starved_answers: Sequence[_Given] = ()
     _task_error: UnknownTaskError | None = None
 
     async def score(self) -> PeersScore[_Given]:
-        """Score the texts in one judge after another, until there are rewards or a finding.
+        """Score the texts in one scoring worker after another, until there are rewards or a
+        finding.
 
         Raises:
             UnknownTaskError: the task cannot be made here. SlowTaskError: not in time.
         """
         while True:
-            is_fresh, start_time = self.judge.fresh, SYSTEM_CLOCK.now()
+            is_fresh, start_time = self.worker.fresh, SYSTEM_CLOCK.now()
             result = await self._try()
             if not isinstance(result, str):
-                self._judge_seconds += SYSTEM_CLOCK.now() - start_time
+                self._scoring_seconds += SYSTEM_CLOCK.now() - start_time
                 if is_fresh or not any(map(self.request.flawed, result)):
-                    return PeersScore(self._prompt, result, seconds=self._judge_seconds)
-                # Texts of another author may have changed the environment's state in this judge.
-                await self.judge.close()
+                    return PeersScore(self._prompt, result, seconds=self._scoring_seconds)
+                # Texts of another author may have changed the environment's state in this scoring
+                # worker.
+                await self.worker.close()
                 continue
             if result == "asleep":
                 self._sleep_seconds += SYSTEM_CLOCK.now() - start_time
@@ -127,28 +131,29 @@ class PeersAttempts(Generic[_Sent, _Given]):
                 step = next_step(self._past, await self._control_passes())
             if step is not Step.AGAIN:
                 return self._found(step, result)
-            await self.judge.close()
+            await self.worker.close()
             await asyncio.sleep(_PAUSE_SECONDS * 2 ** (len(self._past) - 1))
 
     async def _try(self) -> Sequence[_Given] | Reason:
-        """The answers of one judge, or the reason why it gave none."""
+        """The answers of one scoring worker, or the reason why it gave none."""
         try:
-            (self._prompt,) = await self.judge.derive([self.ref], self.limits.deriving)
+            (self._prompt,) = await self.worker.derive([self.ref], self.limits.deriving)
             answers = await self.request.answer(self.request.inputs, self.limits.scoring)
         except UnknownTaskError as error:
             self._task_error = error
-            return "own" if self.judge.cramped else "unknown"
-        except JudgeLostError as lost_error:
-            # A judge that was killed by somebody else cost the author what it had used by then.
+            return "own" if self.worker.cramped else "unknown"
+        except WorkerLostError as lost_error:
+            # A scoring worker that was killed by somebody else cost the author what it had used by
+            # then.
             max_seconds = self.limits.deriving + self.limits.scoring
             if lost_error.reason != "asleep":  # the whole wait counts there
-                self._judge_seconds += min(lost_error.processor_seconds, max_seconds)
-            return "own" if self.judge.cramped else lost_error.reason
-        except ChildError:  # no judge can be started now
+                self._scoring_seconds += min(lost_error.processor_seconds, max_seconds)
+            return "own" if self.worker.cramped else lost_error.reason
+        except ChildError:  # no scoring worker can be started now
             return "own"
         if not any(self.request.exception_of(item) in _STARVED for item in answers):
             return answers
-        if self.judge.cramped:
+        if self.worker.cramped:
             return "own"
         if answers == self._starved_answers:
             return answers  # so it is with these texts
@@ -156,31 +161,31 @@ class PeersAttempts(Generic[_Sent, _Given]):
         return "starved"
 
     async def _control_passes(self) -> bool:
-        """Check that a fresh judge does the same for a control text. If the task could not even be
-        made, it need only answer."""
+        """Check that a fresh scoring worker does the same for a control text. If the task could not
+        even be made, it need only answer."""
         has_prompt = bool(self._prompt)
-        await self.judge.close()
+        await self.worker.close()
         try:
-            await self.judge.derive([self.ref] if has_prompt else [], self.limits.deriving)
+            await self.worker.derive([self.ref] if has_prompt else [], self.limits.deriving)
             if has_prompt:
                 await self.request.answer(self.request.control, self.limits.scoring)
         except (ChildError, UnknownTaskError):
             return False
-        return not self.judge.cramped
+        return not self.worker.cramped
 
     def _found(self, step: Step, reason: Reason) -> PeersScore[_Given]:
         """The finding as a value, or as the error of a task that cannot be made."""
         place = f"{self.ref[2]}/{self.ref[3]}"
         if step is Step.ASLEEP:  # all others waited for it, so all of it counts
             return PeersScore(
-                self._prompt, blamed=reason, seconds=self._judge_seconds + self._sleep_seconds
+                self._prompt, blamed=reason, seconds=self._scoring_seconds + self._sleep_seconds
             )
         if step is not Step.BLAME:
             # A busy machine looks like this too, so its author is charged for a part only.
             waiting_seconds = self.limits.scoring if reason in WAITED else 0.0
             cause = "own" if step is Step.OWN_FAULT else reason
             return PeersScore(
-                self._prompt, unjudged=cause, seconds=self._judge_seconds + waiting_seconds
+                self._prompt, unscored=cause, seconds=self._scoring_seconds + waiting_seconds
             )
         if reason == "derive":
             raise SlowTaskError(
@@ -193,4 +198,4 @@ class PeersAttempts(Generic[_Sent, _Given]):
             raise UnknownTaskError(
                 f"making the task {place} ended its process ({reason}); leave that family out"
             )
-        return PeersScore(self._prompt, blamed=reason, seconds=self._judge_seconds)
+        return PeersScore(self._prompt, blamed=reason, seconds=self._scoring_seconds)

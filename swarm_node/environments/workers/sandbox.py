@@ -1,4 +1,4 @@
-"""Drops, irrevocably, every right that a process does not need to judge a text.
+"""Drops, irrevocably, every right that a process does not need to score a text.
 
 The kernel enforces it: Landlock for files, TCP and signals, a seccomp filter for system calls,
 resource limits for memory and time. It needs no root and no helper, and works inside a container.
@@ -21,14 +21,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from swarm_node.environments.workers.messages import Sandbox
-from swarm_node.environments.workers.syscalls import judge_filter
+from swarm_node.environments.workers.syscalls import scoring_filter
 
-#: Memory that a judge may allocate in addition to what it had when it was confined.
+#: Memory that a scoring worker may allocate in addition to what it had when it was confined.
 MORE_MEMORY_BYTES = 1 << 30
-#: A judge is killed after this processor time: code that a text left in it cannot run for ever.
+#: A scoring worker is killed after this processor time: code that a text left in it cannot run for
+#: ever.
 CPU_SECONDS = 3600
 _MAX_FILES = 64
-#: The score of the kernel's out-of-memory killer: it kills judges before node and trainer.
+#: The score of the kernel's out-of-memory killer: it kills scoring workers before node and trainer.
 _KILLED_FIRST = "1000"
 
 _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
@@ -87,8 +88,8 @@ def code_paths() -> Iterator[Path]:
 
 
 def shares_memory() -> bool:
-    """Check that this process has memory that other processes see and a judge could write: a
-    mapping of a file that was opened for writing, or shared memory."""
+    """Check that this process has memory that other processes see and a scoring worker could write:
+    a mapping of a file that was opened for writing, or shared memory."""
     with contextlib.suppress(OSError):
         flags = re.findall(r"^VmFlags:(.*)$", Path("/proc/self/smaps").read_text(), re.MULTILINE)
         return any({"sh", "mw"} <= set(line.split()) for line in flags)
@@ -134,8 +135,8 @@ def _limit(name: str, limit: int) -> bool:
 
 
 def _drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Take the capabilities of root from the judge. A process without capabilities is left as it
-    is."""
+    """Take the capabilities of root from the scoring worker. A process without capabilities is left
+    as it is."""
     libc.capset(struct.pack("=Ii", _CAPABILITY_VERSION, 0), bytes(24))
 
 
@@ -177,9 +178,9 @@ def _allow_reading(libc: ctypes.CDLL, ruleset: int, path: Path) -> None:
 
 
 def _filter_calls(libc: ctypes.CDLL) -> bool:
-    """Refuse all system calls but those that a judge may make (seccomp). True if it is in
+    """Refuse all system calls but those that a scoring worker may make (seccomp). True if it is in
     force."""
-    program = judge_filter(platform.machine(), os.getpid())
+    program = scoring_filter(platform.machine(), os.getpid())
     if program is None:
         return False
     buffer = ctypes.create_string_buffer(program, len(program))

@@ -1,8 +1,7 @@
-"""A judge: derives tasks and scores texts, confined, in a process that a text may crash.
+"""A scoring worker: derives tasks and scores texts, confined, in a process that a text may crash.
 
-A text that takes over a judge can write its replies, so the host does not trust them: replies are
-typed and bounded, and each frame must carry the random number of its request.
-"""
+A text that takes over a scoring worker can write its replies, so the host does not trust them:
+replies are typed and bounded, and each frame must carry the random number of its request."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
-from swarm_node.environments.base import MAX_REPLY_CHARS, Environment, Task
+from swarm_node.environments.answers.final import MAX_SCORED_CHARS
+from swarm_node.environments.base import MAX_OBSERVATION_CHARS, Environment, Task
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.splits.survey import Survey, survey
 from swarm_node.errors import UnknownTaskError
@@ -44,13 +43,13 @@ class TextVerdict(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     name of the scorer's exception, which makes the text a wrong answer."""
 
     reward: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-    fault: Literal["", "out_of_range", "reply"] = ""
+    fault: Literal["", "out_of_range", "observation"] = ""
     raised: Annotated[str, msgspec.Meta(max_length=_MAX_NAME, pattern=r"^[A-Za-z0-9_]*$")] = ""
 
 
 class Derive(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Make these tasks, each within `seconds` of processor time. `Score` and `Replay` refer to the
-    last."""
+    """Make these tasks, each within `seconds` of processor time. `Score` and `RerunRollouts` refer
+    to the last."""
 
     refs: list[PlainRef]
     seconds: float
@@ -80,18 +79,18 @@ class ScoreGroups(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
 
 
 class Transcript(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """All that the model said in a dialogue so far. It is `cut` if its last turn ran out of tokens:
-    nobody replies to a turn that did not end."""
+    """All that the model said in a multi-turn rollout so far. It is `cut` if its last turn ran out
+    of tokens: nobody replies to a turn that did not end."""
 
     texts: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
     cut: bool = False
 
 
-class Replay(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Replay dialogues of the task that was derived last, all within `seconds` of processor
-    time."""
+class RerunRollouts(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Re-run multi-turn rollouts of the task that was derived last, all within `seconds` of
+    processor time."""
 
-    dialogues: list[Transcript]
+    transcripts: list[Transcript]
     seconds: float
 
 
@@ -143,22 +142,22 @@ class ScoredGroups(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=
     groups: list[tuple[Prompt, list[TextVerdict]]]
 
 
-class ReplayedLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A dialogue replayed: the reply to each turn until it was `over`. The verdict on one that is
-    over; None also if the model said more after its end."""
+class RerunLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A multi-turn rollout re-run: the reply to each turn until it was `over`. The verdict on one
+    that is over; None also if the model said more after its end."""
 
-    replies: Annotated[
-        list[Annotated[str, msgspec.Meta(max_length=MAX_REPLY_CHARS)]],
+    observations: Annotated[
+        list[Annotated[str, msgspec.Meta(max_length=MAX_OBSERVATION_CHARS)]],
         msgspec.Meta(max_length=MAX_TURNS),
     ]
     over: bool
     verdict: TextVerdict | None = None
 
 
-class Replayed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Every dialogue replayed."""
+class RerunLines(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Every multi-turn rollout re-run."""
 
-    lines: list[ReplayedLine]
+    lines: list[RerunLine]
 
 
 class Checked(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -197,8 +196,8 @@ class Unknown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
     why: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
-Request = Derive | Score | ScoreGroups | Replay | Check | Draw | ScoreAnswers
-Reply = Derived | Scored | ScoredGroups | Replayed | Checked | Surveyed | AnswersScored | Unknown
+Request = Derive | Score | ScoreGroups | RerunRollouts | Check | Draw | ScoreAnswers
+Reply = Derived | Scored | ScoredGroups | RerunLines | Checked | Surveyed | AnswersScored | Unknown
 _requests = msgspec.msgpack.Decoder(Request)
 
 
@@ -229,7 +228,7 @@ def right_answer(environment: SplitEnvironment, task: Task) -> tuple[str, str] |
 def fault_of(environment: SplitEnvironment, task: Task, right: str) -> str:
     """The reason why the right answer of a task does not score 1, "" if it does. It is scored as
     the same text of a model is."""
-    verdict = score_text(environment, task, right[-MAX_JUDGED_CHARS:])
+    verdict = score_text(environment, task, right[-MAX_SCORED_CHARS:])
     if verdict.raised:
         return f"makes score() raise {verdict.raised}"
     if verdict.fault:
@@ -243,36 +242,34 @@ def shown(text: str) -> str:
     return prefix.encode(errors="replace").decode()
 
 
-def replay_dialogue(
-    environment: SplitEnvironment, task: Task, transcript: Transcript
-) -> ReplayedLine:
-    """The replies to all turns, and the verdict if the dialogue is over, whatever the environment
-    raises or returns. It is over after a turn without a reply, after the last one that it may have,
-    and after one that was cut."""
-    texts, replies = tuple(transcript.texts), list[str]()
+def rerun(environment: SplitEnvironment, task: Task, transcript: Transcript) -> RerunLine:
+    """The replies to all turns, and the verdict if the multi-turn rollout is over, whatever the
+    environment raises or returns. It is over after a turn without a reply, after the last one that
+    it may have, and after one that was cut."""
+    texts, observations = tuple(transcript.texts), list[str]()
     for count in range(1, len(texts) + 1):
-        reply: str | None = None
+        observation: str | None = None
         if count < environment.turns and not (transcript.cut and count == len(texts)):
             try:
-                reply = environment.reply(task, texts[:count])
+                observation = environment.observation(task, texts[:count])
             except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code may also exit
-                return ReplayedLine(replies, True, TextVerdict(0.0, "reply", _named(error)))
-            if reply is not None and not _sendable(reply):
-                return ReplayedLine(replies, True, TextVerdict(0.0, "reply"))
-        if reply is None:
+                return RerunLine(observations, True, TextVerdict(0.0, "observation", _named(error)))
+            if observation is not None and not _sendable(observation):
+                return RerunLine(observations, True, TextVerdict(0.0, "observation"))
+        if observation is None:
             is_over = count == len(texts)
-            verdict = _verdict(lambda: environment.judge(task, texts)) if is_over else None
-            return ReplayedLine(replies, True, verdict)
-        replies.append(reply)
-    return ReplayedLine(replies, False)
+            verdict = _verdict(lambda: environment.reward(task, texts)) if is_over else None
+            return RerunLine(observations, True, verdict)
+        observations.append(observation)
+    return RerunLine(observations, False)
 
 
-def _sendable(reply: object) -> bool:
+def _sendable(observation: object) -> bool:
     """Check that a reply is text of a bounded length that every receiver can encode. No frame can
     carry an object of a class derived from `str`, which may also deny its length."""
-    if type(reply) is not str or len(reply) > MAX_REPLY_CHARS:
+    if type(observation) is not str or len(observation) > MAX_OBSERVATION_CHARS:
         return False
-    return not any("\ud800" <= character <= "\udfff" for character in reply)
+    return not any("\ud800" <= character <= "\udfff" for character in observation)
 
 
 def _named(error: BaseException) -> str:
@@ -308,7 +305,7 @@ def derive_prompt(environment: Environment, ref: TaskRef) -> tuple[Task, str]:
         ) from error
 
 
-class Judge:
+class Scorer:
     """Answers the host's requests. A restart loses nothing but the current task."""
 
     def __init__(self, environment: SplitEnvironment) -> None:
@@ -328,8 +325,8 @@ class Judge:
                 reply = Checked(self._check(request)[:1000])
             elif isinstance(request, Draw):
                 reply = Surveyed(self._draw(request))
-            elif isinstance(request, Replay):
-                reply = Replayed(self._replay(request))
+            elif isinstance(request, RerunRollouts):
+                reply = RerunLines(self._rerun(request))
             elif isinstance(request, ScoreAnswers):
                 reply = self._score_answers(request)
             elif isinstance(request, ScoreGroups):
@@ -386,11 +383,11 @@ class Judge:
                 failures.append(FailedAnswer(index, right[1], shown(right[0]), reason))
         return AnswersScored(known_count, failures)
 
-    def _replay(self, request: Replay) -> list[ReplayedLine]:
+    def _rerun(self, request: RerunRollouts) -> list[RerunLine]:
         task = self._derived()
         with _limit(_SCORING_TIMER, request.seconds):
             return [
-                replay_dialogue(self._environment, task, dialogue) for dialogue in request.dialogues
+                rerun(self._environment, task, transcript) for transcript in request.transcripts
             ]
 
     def _derived(self) -> Task:

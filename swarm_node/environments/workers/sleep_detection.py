@@ -1,9 +1,8 @@
-"""Tells a judge that sleeps of its own will from one that this machine does not run.
+"""Tells a scoring worker that sleeps of its own will from one that this machine does not run.
 
-A text can make its judge sleep, which uses no processor time. The kernel tells the state of each
-thread: one that starves is runnable, one that waits for a disk or was stopped has other states.
-Elsewhere than on Linux no judge is known to sleep.
-"""
+A text can make its scoring worker sleep, which uses no processor time. The kernel tells the state
+of each thread: one that starves is runnable, one that waits for a disk or was stopped has other
+states. Elsewhere than on Linux no scoring worker is known to sleep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The system calls that a judge may make, as a seccomp filter. Pure.
+"""The system calls that a scoring worker may make, as a seccomp filter. Pure.
 
 An allow-list: any other call fails with EPERM. The numbers are Linux's on x86-64
 (arch/x86/entry/syscalls/syscall_64.tbl) and arm64 (include/uapi/asm-generic/unistd.h). The filter
@@ -159,7 +159,7 @@ _ITSELF: Mapping[str, tuple[tuple[int, int], tuple[_Argument, ...]]] = {
 }
 
 
-def judge_filter(machine: str, pid: int) -> bytes | None:
+def scoring_filter(machine: str, pid: int) -> bytes | None:
     """The filter for process `pid`, as an array of `struct sock_filter`; None for a `machine` whose
     numbers are not known here."""
     if machine not in ARCHITECTURES:

@@ -1,8 +1,9 @@
-"""The environment's process: makes the environment once, then forks the judges that use it.
+"""The environment's process: makes the environment once, then forks the scoring workers that use
+it.
 
-It runs code that its owner chose and never sees a text. The judges score texts. This process forks
-them on request, each with its own socket to the host. A judge shares this process's memory, is
-replaced within milliseconds, and has a single thread, which the sandbox needs.
+It runs code that its owner chose and never sees a text. The scoring workers score texts. This
+process forks them on request, each with its own socket to the host. A scoring worker shares this
+process's memory, is replaced within milliseconds, and has a single thread, which the sandbox needs.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from swarm_node.environments.workers.messages import (
     EnvironmentStarted,
     Fork,
     Forked,
-    JudgeEnded,
     Reply,
     Request,
     StartEnvironment,
+    WorkerEnded,
 )
 from swarm_node.environments.workers.sandbox import code_paths, confine, shares_memory
-from swarm_node.environments.workers.scoring_worker import Judge
+from swarm_node.environments.workers.scoring_worker import Scorer
 from swarm_node.process import die_with_parent, serve, serve_frames
 
 _MOST_DESCRIPTORS = (1 << 31) - 1
@@ -42,11 +43,11 @@ class _Worker:
     """Answers the host: `StartEnvironment`, then `Fork` and `End` as often as needed."""
 
     def __init__(self, sockets: socket.socket) -> None:
-        """The host sends the socket of each judge over `sockets`, before its request."""
+        """The host sends the socket of each scoring worker over `sockets`, before its request."""
         self._sockets = sockets
         self._environment: SplitEnvironment | None = None
         self._code: Sequence[Path] = ()
-        self._judges: set[int] = set()
+        self._scoring_workers: set[int] = set()
 
     def handle(self, request: Request) -> Reply:
         match request:
@@ -59,11 +60,11 @@ class _Worker:
 
     def _start(self, request: StartEnvironment) -> EnvironmentStarted:
         environment = create_environment(request.name, request.options)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no judge could be waited for
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no scoring worker could be waited for
         self._environment = environment
         self._code = list(code_paths())
         gc.collect()
-        gc.freeze()  # a collection in a judge would copy the pages it shares with this process
+        gc.freeze()  # else a collection in a scoring worker copies the pages it shares
         return EnvironmentStarted(
             environment.name,
             environment.version,
@@ -84,29 +85,30 @@ class _Worker:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._judge(self._environment, descriptor, parent, request.niceness)
+            self._run_scorer(self._environment, descriptor, parent, request.niceness)
         os.close(descriptor)
-        self._judges.add(pid)
+        self._scoring_workers.add(pid)
         return pid
 
-    def _end(self, pid: int) -> JudgeEnded:
-        if pid not in self._judges:  # it belonged to an earlier process
-            raise ValueError(f"no judge {pid}")
-        self._judges.remove(pid)
+    def _end(self, pid: int) -> WorkerEnded:
+        if pid not in self._scoring_workers:  # it belonged to an earlier process
+            raise ValueError(f"no scoring worker {pid}")
+        self._scoring_workers.remove(pid)
         os.kill(pid, signal.SIGKILL)  # the id is not reused before the wait below
         _, status, usage = os.wait4(pid, 0)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # a fork begins with its pages
-        return JudgeEnded(
+        return WorkerEnded(
             os.waitstatus_to_exitcode(status),
             usage.ru_utime + usage.ru_stime,
             max(usage.ru_maxrss - peak, 0) * _PEAK_UNIT,
         )
 
-    def _judge(
+    def _run_scorer(
         self, environment: SplitEnvironment, descriptor: int, parent: int, niceness: int
     ) -> NoReturn:
-        """Run a judge. It must not return into the loop of this process. Its output is discarded:
-        it would reach the terminal or the log of this process, which is open for writing."""
+        """Run a scoring worker. It must not return into the loop of this process. Its output is
+        discarded: it would reach the terminal or the log of this process, which is open for
+        writing."""
         code = 1
         try:
             os.dup2(descriptor, 0)
@@ -116,14 +118,14 @@ class _Worker:
                 os.dup2(devnull.fileno(), 2)
             os.nice(niceness)
             die_with_parent(parent)
-            judge = Judge(environment)
+            scorer = Scorer(environment)
 
             def ready() -> None:
                 sandbox = confine(self._code)
-                judge.confinement = (sandbox.files, sandbox.system_calls)
-                judge.is_cramped = sandbox.is_cramped
+                scorer.confinement = (sandbox.files, sandbox.system_calls)
+                scorer.is_cramped = sandbox.is_cramped
 
-            serve_frames(judge.answer, ready)
+            serve_frames(scorer.answer, ready)
             code = 0
         finally:
             os._exit(code)  # also after an exception: the parent's stack must not unwind here

@@ -4,7 +4,7 @@ The file is a plain tar with mode 0600, in this order: keys, membership, lists, 
 the database, the newest checkpoint if asked for, and last `manifest.json`, which has the size and
 the sha256 of every other member. The reader takes nothing else: no links, no directories, and no
 name or size that the writer would not write. It trusts no file before the manifest verified all of
-them, and puts nothing in place before `file_checks.judge` found a whole home in it.
+them, and puts nothing in place before `file_checks.home_state` found a whole home in it.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def _check(place: Path, source: Path) -> None:
         HomeError: with every fault.
     """
     stock = take_stock(place, deep=True)
-    home_state = stock.judged()
+    home_state = stock.state()
     other_faults = [fault for fault in home_state.errors if fault.file != RECORD]
     if other_faults or home_state.state == "new":
         reason = "; ".join(fault.problem for fault in other_faults) or "it holds no files of a home"

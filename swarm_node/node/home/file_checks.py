@@ -1,4 +1,4 @@
-"""Judges the files of a home before anything is written there. Pure; `read_files.py` reads them.
+"""Checks the files of a home before anything is written there. Pure; `read_files.py` reads them.
 
 A home is new, or its founding was interrupted, or it is whole, or it is broken. Only the first two
 are founded. A broken home names each file, its flaw and what restores it: nothing is made anew in
@@ -108,7 +108,9 @@ _UNRECORDED = frozenset({"root.key"})
 _NO_SWARM = frozenset({"port", "bootstrap", "settings.json", "metrics.jsonl"})
 
 
-def judge(files: Mapping[str, Found], record: Record | None, *, ticket: bool = False) -> HomeState:
+def home_state(
+    files: Mapping[str, Found], record: Record | None, *, ticket: bool = False
+) -> HomeState:
     """Judge the files of a home, by name, and its record. A missing file need not be in `files`.
     With a `ticket`, what it would restore is no error."""
     names = {name for name, file in files.items() if file.state != "absent"}

@@ -124,11 +124,11 @@ class Home(PrivateDirectory):
         start = with_home("start one with `swarm-node join`", named_home(self.path))
         return NotRunningError(f"no node is running in {self.path}", start)
 
-    def judged(self, *, deep: bool = False, ticket: bool = False) -> HomeState:
+    def state(self, *, deep: bool = False, ticket: bool = False) -> HomeState:
         """Judge this home as a whole. `deep`: database and checkpoints too, which takes seconds
         where they are large. With a `ticket`, what it may restore is no error. Nothing is written.
         """
-        return take_stock(self.path, deep=deep).judged(ticket=ticket)
+        return take_stock(self.path, deep=deep).state(ticket=ticket)
 
     def require_sound(self) -> None:
         """Raise unless the files of this home are those of one member of one swarm.
@@ -136,7 +136,7 @@ class Home(PrivateDirectory):
         Raises:
             HomeError: with every fault and what restores it, or it belongs to no swarm yet.
         """
-        home_state = self.judged()
+        home_state = self.state()
         _refuse(self.path, home_state)
         if home_state.state != "whole":
             self.swarm()
@@ -147,7 +147,7 @@ class Home(PrivateDirectory):
         Raises:
             HomeError: something of a swarm lies here, or it cannot be written.
         """
-        home_state = self.judged()
+        home_state = self.state()
         _refuse(self.path, home_state)
         if home_state.state == "new":
             self.create()
@@ -231,7 +231,7 @@ class Home(PrivateDirectory):
             HomeError: none yet, or its file or its newest secret is damaged.
         """
         if not self.has_swarm:
-            _refuse(self.path, self.judged())
+            _refuse(self.path, self.state())
             raise HomeError(
                 f"{self.path} belongs to no swarm yet",
                 "run `swarm-node init NAME` to create one, "
@@ -295,7 +295,7 @@ class Home(PrivateDirectory):
             TicketError: the ticket cannot be used.
         """
         stock = take_stock(self.path)
-        home_state = stock.judged(ticket=True)
+        home_state = stock.state(ticket=True)
         _refuse(self.path, home_state)
         if stock.files["swarm.json"].state == "sound":
             swarm = SwarmInfo.load(self._swarm_file)
@@ -306,7 +306,7 @@ class Home(PrivateDirectory):
                     "use another --home",
                 )
         # What lies here must be of the ticket's swarm, whether or not swarm.json can tell.
-        _refuse(self.path, take_stock(self.path, swarm=ticket.info).judged(ticket=True))
+        _refuse(self.path, take_stock(self.path, swarm=ticket.info).state(ticket=True))
         identity = self.identity() if home_state.state == "whole" else self.begin()
         swarm, chain = redeem(ticket, identity, now)
         for name in ("swarm.json", "membership", "secret"):

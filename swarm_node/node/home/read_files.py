@@ -1,4 +1,4 @@
-"""Reads the files of a home for `file_checks.judge`. Nothing is written.
+"""Reads the files of a home for `file_checks.home_state`. Nothing is written.
 
 Of each file the version is checked first, then the digest, then the fit to the others: the
 membership is of this key, the root's key of this swarm.
@@ -21,7 +21,7 @@ from msgspec import Struct
 from swarm_node.database import read_only
 from swarm_node.durable import open_regular
 from swarm_node.errors import HomeError, Rejected
-from swarm_node.node.home.file_checks import RECORD, Found, HomeState, Record, judge
+from swarm_node.node.home.file_checks import RECORD, Found, HomeState, Record, home_state
 from swarm_node.p2p.membership.membership import (
     SWARM_FILE_VERSION,
     IssuerBody,
@@ -55,8 +55,8 @@ class Stock(NamedTuple):
     files: Mapping[str, Found]
     record: Record | None
 
-    def judged(self, *, ticket: bool = False) -> HomeState:
-        return judge(self.files, self.record, ticket=ticket)
+    def state(self, *, ticket: bool = False) -> HomeState:
+        return home_state(self.files, self.record, ticket=ticket)
 
 
 class _Versioned(Struct):
@@ -165,7 +165,7 @@ def _member(raw: bytes, swarm: SwarmInfo, node: Identity) -> dict[str, Found]:
 
 def _stored(path: Path, files: dict[str, Found], deep: bool) -> None:
     """Look at what a running node writes."""
-    metrics = path / "metrics.jsonl"  # a crash may cut a line, so only its being there is judged
+    metrics = path / "metrics.jsonl"  # a crash may cut a line, so only its presence is checked
     database, directories = path / "node.db", checkpoints(path / "checkpoints")
     presence = {
         "metrics.jsonl": metrics.exists() and metrics.stat().st_size > 0,

@@ -8,7 +8,7 @@
         └────────────── train (child process)        evaluate: unseen, seen      record: history
 
 | loop     | waits for                                  | wakes                   |
-| restore  | the judge; ends after the stored dialogues | train                   |
+| restore  | the scoring worker, for stored rollouts    | train                   |
 | sample   | free slots for own groups                  | train                   |
 | train    | enough own groups; never for a peer        | sample (slots, weights) |
 | list     | its poll interval                          | pull                    |
@@ -63,7 +63,7 @@ from swarm_node.node.loops.workers import OpenWorkers, Workers
 from swarm_node.node.metrics.curve import add
 from swarm_node.node.metrics.samples import SampleRow
 from swarm_node.node.metrics.snapshot import Ended, EvalPoint, NetworkReport, PingReport, Snapshot
-from swarm_node.p2p.exchange.publishing import OwnGroup
+from swarm_node.p2p.exchange.publishing import LocalGroup
 from swarm_node.p2p.exchange.pulling import Turn
 from swarm_node.p2p.exchange.verify import restored_groups
 from swarm_node.p2p.reach.transport import ReachingTransport
@@ -281,9 +281,9 @@ class Node:
         }
 
     async def _restore(self) -> None:
-        """Admit the dialogues that an earlier start stored and did not train on. A judge replays
-        them one by one: half a second for a thousand groups of a game, and up to its limit for each
-        of an environment that is slow."""
+        """Admit the multi-turn rollouts that an earlier start stored and did not train on. A
+        scoring worker re-runs them one by one: half a second for a thousand groups of a game, and
+        up to its limit for each of an environment that is slow."""
         while self._stored_groups:
             group = self._stored_groups.popleft()
             await self._supervisor.attempt("restore", partial(self._restore_one, group))
@@ -291,7 +291,7 @@ class Node:
 
     async def _restore_one(self, group: VerifiedGroup) -> None:
         storage = self._parts.storage
-        full_group = await self._work.exchange.verifier.replayed(group)
+        full_group = await self._work.exchange.verifier.rescored(group)
         if full_group is None:
             await storage.run(storage.retire, [group.id])
         else:
@@ -328,7 +328,7 @@ class Node:
         count = self._slots.sampling_batch(self._parts.trainer.version)
         await self._work.maker.make(count, self._share)
 
-    async def _share(self, new_groups: Sequence[OwnGroup]) -> None:
+    async def _share(self, new_groups: Sequence[LocalGroup]) -> None:
         """Publish own groups and admit them to the replay buffer."""
         publisher, groups = self._work.exchange.publisher, self._tally.groups
         previous_count, oversize = publisher.announced, publisher.oversize
@@ -438,7 +438,7 @@ class Node:
         check_groups(info, parts.codec, self.settings.sampling)
         if info.sandbox is not None and not info.sandbox.complete:
             _log.warning(
-                "answers are judged in processes that can do harm", how=info.sandbox.described()
+                "answers are scored in processes that can do harm", how=info.sandbox.described()
             )
         await self._learner.start(on_step)
         if not self._tally.evals:
@@ -450,7 +450,7 @@ class Node:
         self.adopt(self.settings)  # they may be others than at the start
         ground = info.name, info.version
         self._stored_groups.extend(await parts.storage.run(restored_groups, parts.storage, *ground))
-        if info.turns == 1:  # no judge is asked
+        if info.turns == 1:  # no scoring worker is asked
             while self._stored_groups:
                 await self._restore_one(self._stored_groups.popleft())
         on_step("network")

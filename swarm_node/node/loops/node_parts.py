@@ -55,11 +55,11 @@ class Parts:
     dials for probes and `lan` finds peers on the own network; both are None without a network of
     hosts. `relay_journal` records the relayed requests that were answered. `memory` returns the
     bytes of all processes and `metrics` writes the history: both take milliseconds, and both are
-    None in a simulation. `turns` is the most turns of a dialogue of the environment, 1 for single
-    answers. `buffer` makes the replay buffer, and `publisher` the publisher of its groups: studies
-    have others. A node that `climbs` chooses among the levels of its families. `guests` are
-    programs of the owner that ask the policy, and `tracker` logs the node's metrics. A checkpoint
-    is due `checkpoint_seconds` after the last one; never by time in a simulation."""
+    None in a simulation. `turns` is the most turns of a multi-turn rollout of the environment, 1
+    for single answers. `buffer` makes the replay buffer, and `publisher` the publisher of its
+    groups: studies have others. A node that `climbs` chooses among the levels of its families.
+    `guests` are programs of the owner that ask the policy, and `tracker` logs the node's metrics. A
+    checkpoint is due `checkpoint_seconds` after the last one; never by time in a simulation."""
 
     transport: Transport
     sampler: Sampler
@@ -115,8 +115,8 @@ class Tally:
 
     `rejected` counts peers' faults by reason, `faults` the node's own by part. `offered_by` counts
     groups that peers announced as informative since the last update, by peer. `sampling` is the
-    time per own group made, and `drawing` the sampler's part of it. `judging` is the time per
-    peer's group judged, `updating` the time per update. `trained_by` counts the groups trained on
+    time per own group made, and `drawing` the sampler's part of it. `scoring` is the time per
+    peer's group scored, `updating` the time per update. `trained_by` counts the groups trained on
     lately by author; older ones count less. `trained_groups` counts peers' groups that were trained
     on. `alarms` are sentences for the owner, by kind; `advice` is what helps where the first groups
     taught nothing. `events` logs what happened to peers. `hysteresis` remembers the verdict, and
@@ -134,7 +134,7 @@ class Tally:
     faults: Counter[str] = field(default_factory=Counter)
     offered_by: Counter[str] = field(default_factory=Counter)
     sampling: Timing = field(default_factory=Timing)
-    judging: Timing = field(default_factory=Timing)
+    scoring: Timing = field(default_factory=Timing)
     drawing: Timing = field(default_factory=Timing)
     updating: Timing = field(default_factory=Timing)
     mixture: MixtureRow | None = None
@@ -151,7 +151,7 @@ class Tally:
     coordinator: CoordinatorRow | None = None
 
     def sampled(
-        self, group: RolloutGroup, prompt: str, replies: Sequence[Sequence[str]] = ()
+        self, group: RolloutGroup, prompt: str, observations: Sequence[Sequence[str]] = ()
     ) -> None:
         """Count the answers of an own group, and keep some for the owner: see `Samples.own`."""
         self.sums.sampled_tokens += sum(
@@ -159,7 +159,7 @@ class Tally:
         )
         self.groups.completions += len(group.completions)
         self.groups.truncated += group.cut
-        self.samples.own(group, prompt, replies)
+        self.samples.own(group, prompt, observations)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from swarm_node.errors import (
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.node import Node
 from swarm_node.node.metrics.groups import DrawnAnswer, DrawnGroup, MemberTask, PublishedGroup
-from swarm_node.p2p.exchange.publishing import OwnGroup
+from swarm_node.p2p.exchange.publishing import LocalGroup
 from swarm_node.p2p.exchange.verify import task_digest
 from swarm_node.p2p.wire.groups import MAX_LOGPROB
 from swarm_node.p2p.wire.wire import MAX_COMPLETIONS
@@ -145,20 +145,20 @@ class ProgramNode(Node):
             "take shorter questions, choose environment.families, or lower sampling.max_new_tokens",
         )
 
-    async def judge(self, task: MemberTask, texts: Sequence[str]) -> tuple[float, ...]:
+    async def score(self, task: MemberTask, texts: Sequence[str]) -> tuple[float, ...]:
         """Return the rewards of answers to `task`, as every node computes them.
 
         Raises:
             UnknownTaskError: it is no task of this environment.
             ChildError: the environment's process cannot be kept alive.
         """
-        count = _length(texts, "judge takes a list of texts")
+        count = _length(texts, "score takes a list of texts")
         if not 1 <= count <= MAX_COMPLETIONS:
-            raise AnswerError(f"judge takes 1 to {MAX_COMPLETIONS} texts, not {count}")
+            raise AnswerError(f"score takes 1 to {MAX_COMPLETIONS} texts, not {count}")
         for number, text in enumerate(texts):
             if not isinstance(text, str):
-                raise AnswerError(f"text {number} for judge is a {type(text).__name__}, no text")
-        return (await self._work.judging.own(self._ref(task), texts)).rewards
+                raise AnswerError(f"text {number} for score is a {type(text).__name__}, no text")
+        return (await self._work.scoring.own(self._ref(task), texts)).rewards
 
     async def publish(
         self,
@@ -180,24 +180,24 @@ class ProgramNode(Node):
         ref, texts = self._ref(task), [completion.text for completion in completions]
         async with self._publishing:
             await self._refuse_task(ref)
-            judgement = await self._work.judging.own(ref, texts)
-            check_rewards(texts, rewards, judgement.rewards, f"{ref.family}/{ref.seed}")
+            scores = await self._work.scoring.own(ref, texts)
+            check_rewards(texts, rewards, scores.rewards, f"{ref.family}/{ref.seed}")
             policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
-            group = RolloutGroup(ref, policy, completions, judgement.rewards)
+            group = RolloutGroup(ref, policy, completions, scores.rewards)
             self._policy.reached(version)
             publisher = self._work.exchange.publisher
             previous_count, too_large = publisher.announced, publisher.oversize
-            await self._share([OwnGroup(group, judgement.prompt)])
+            await self._share([LocalGroup(group, scores.prompt)])
             if publisher.oversize > too_large:
                 raise AnswerError(
                     f"the answers to {ref.family}/{ref.seed} are larger than peers take: publish "
                     "fewer or shorter ones. Nothing was published"
                 )
             is_announced = publisher.announced > previous_count
-        self._tally.sampled(group, judgement.prompt)
+        self._tally.sampled(group, scores.prompt)
         rejection = check_tokens(codec, group)
         reason = "" if is_announced else rejection.detail if rejection else "all rewards are equal"
-        return PublishedGroup(tuple(texts), judgement.rewards, is_announced, reason)
+        return PublishedGroup(tuple(texts), scores.rewards, is_announced, reason)
 
     async def draw(self, count: int, version: int | None, wait: float) -> list[DrawnGroup]:
         """Take up to `count` groups of peers out of the replay buffer, and wait up to `wait`
@@ -373,7 +373,7 @@ def _checked_version(version: int) -> int:
 def check_rewards(
     texts: Sequence[str], claims: Sequence[float] | None, rewards: Sequence[float], task: str
 ) -> None:
-    """Compare the program's rewards with the judge's.
+    """Compare the program's rewards with the scoring worker's.
 
     Raises:
         AnswerError: they differ.
@@ -390,8 +390,8 @@ def check_rewards(
         if not math.isclose(claim, reward, rel_tol=0.0, abs_tol=_EQUAL_WITHIN):
             raise AnswerError(
                 f"answer {number} to {task}, {texts[number][:_SHOWN_CHARS]!r}, has reward "
-                f"{claim:g} in this program and {reward:g} by the swarm's judge, as all peers will "
-                "find: score with judge(). Nothing was published"
+                f"{claim:g} in this program and {reward:g} by the swarm's environment, as for all "
+                "peers: take the rewards of score(). Nothing was published"
             )
 
 

@@ -29,7 +29,7 @@ class Workers:
     node's membership, or the reason why it has none."""
 
     tasks: FittingTasks
-    judging: Scoring
+    scoring: Scoring
     maker: RolloutMaker
     evaluator: Evaluator
     exchange: Exchange

@@ -45,8 +45,8 @@ class DrawnGroup(msgspec.Struct, frozen=True):
 
 
 class PublishedGroup(msgspec.Struct, frozen=True):
-    """A group that was signed and stored. `rewards` are the judge's. It is `announced` to peers
-    unless they could not learn from it: `why` says the reason, and is "" otherwise."""
+    """A group that was signed and stored. `rewards` are the scoring worker's. It is `announced` to
+    peers unless they could not learn from it: `why` says the reason, and is "" otherwise."""
 
     texts: tuple[str, ...]
     rewards: tuple[float, ...]

@@ -12,7 +12,7 @@ from swarm_node.rollout import RolloutGroup, VerifiedGroup
 
 _FAMILIES = 64
 _PROMPT_CHARS, _ANSWER_CHARS = 400, 400
-#: Of a dialogue, the last texts and the end of each. The last one is the model's.
+#: Of a multi-turn rollout, the last texts and the end of each. The last one is the model's.
 _TEXTS, _TEXT_CHARS = 9, 200
 #: Local groups over which a fraction is taken.
 _RECENT = 256
@@ -22,7 +22,7 @@ _EQUAL_WITHIN = 1e-6
 class SampleRow(msgspec.Struct, frozen=True):
     """One rollout, shortened. `author` is the peer that sampled it, "" for this node, and `version`
     that author's policy version. Of a multi-turn one `completion` is the whole exchange, and
-    `dialogue` has its last texts one by one: completions and observations in turn. Control
+    `turns` has its last texts one by one: completions and observations in turn. Control
     characters are still in it: show it escaped."""
 
     family: str
@@ -31,7 +31,7 @@ class SampleRow(msgspec.Struct, frozen=True):
     reward: float
     version: int
     author: str = ""
-    dialogue: list[str] = []
+    turns: list[str] = []
 
 
 class SamplesReport(msgspec.Struct, frozen=True):
@@ -62,13 +62,17 @@ class Samples:
         self._peers: Recent[str, SampleRow] = Recent(_FAMILIES)
         self._recent_groups: deque[tuple[bool, float, int, int]] = deque(maxlen=_RECENT)
 
-    def own(self, group: RolloutGroup, prompt: str, replies: Sequence[Sequence[str]] = ()) -> None:
-        """Take in an own group. Its first answer is shown, whatever its reward; of a dialogue all
-        that was said, with the `replies` between its turns."""
+    def own(
+        self, group: RolloutGroup, prompt: str, observations: Sequence[Sequence[str]] = ()
+    ) -> None:
+        """Take in an own group. Its first answer is shown, whatever its reward; of a multi-turn
+        rollout all that was said, with the `replies` between its turns."""
         rewards = group.claimed
         mixed = max(rewards) - min(rewards) > _EQUAL_WITHIN
         self._recent_groups.append((mixed, _mean(rewards), len(rewards), group.cut))
-        row = _row(group, prompt, 0, rewards[0], replies=replies[0] if replies else ())
+        row = _row(
+            group, prompt, 0, rewards[0], observations=observations[0] if observations else ()
+        )
         if row.family not in self._first:
             self._first[row.family] = row
         self._newest_rows[row.family] = row
@@ -76,9 +80,9 @@ class Samples:
     def external(self, group: VerifiedGroup) -> None:
         """Take in a peer's group. Its best answer is shown, because that is trained on."""
         best_index = max(range(len(group.rewards)), key=group.rewards.__getitem__)
-        replies = group.replies[best_index] if group.replies else ()
+        observations = group.observations[best_index] if group.observations else ()
         author, reward = group.author, group.rewards[best_index]
-        row = _row(group.group, group.prompt, best_index, reward, author, replies)
+        row = _row(group.group, group.prompt, best_index, reward, author, observations)
         self._peers[row.family] = row
 
     def rows(self) -> list[SampleRow]:
@@ -115,10 +119,10 @@ def _row(
     index: int,
     reward: float,
     author: str = "",
-    replies: Sequence[str] = (),
+    observations: Sequence[str] = (),
 ) -> SampleRow:
     *earlier_texts, last = group.completions[index].said
-    texts = [text for turn in zip(earlier_texts, replies, strict=True) for text in turn]
+    texts = [text for turn in zip(earlier_texts, observations, strict=True) for text in turn]
     texts.append(last)
     answer = "".join(f"\n> {text}\n" if place % 2 else text for place, text in enumerate(texts))
     return SampleRow(
@@ -128,7 +132,7 @@ def _row(
         reward=reward,
         version=group.policy.version,
         author=author,
-        dialogue=[text[-_TEXT_CHARS:] for text in texts[-_TEXTS:]] if earlier_texts else [],
+        turns=[text[-_TEXT_CHARS:] for text in texts[-_TEXTS:]] if earlier_texts else [],
     )
 
 

@@ -39,7 +39,7 @@ class BestConstant(NamedTuple):
 async def check_questions(
     host: ProcessEnvironmentHost, info: EnvironmentInfo, family: str
 ) -> list[Said]:
-    """Judge the questions of a family."""
+    """Check the questions of a family."""
     survey = await host.survey(family, DRAWS, SECONDS)
     findings = [_questions(family, survey)]
     if not survey.answers:
@@ -98,8 +98,8 @@ async def best_constant(
         failed_indexes = {failure.index for failure in (await host.score_answers(refs)).failed}
         for index, ref in enumerate(refs):
             if index not in failed_indexes:
-                judgement = await host.judge(ref, answers)
-                totals = [a + b for a, b in zip(totals, judgement.rewards, strict=True)]
+                scores = await host.score(ref, answers)
+                totals = [a + b for a, b in zip(totals, scores.rewards, strict=True)]
         tasks, left_out = tasks + len(refs) - len(failed_indexes), left_out + len(failed_indexes)
     best_index = max(range(len(answers)), key=totals.__getitem__)
     return BestConstant(answers[best_index], totals[best_index] / max(tasks, 1), tasks, left_out)

@@ -1,4 +1,4 @@
-"""Judges the facts that a start depends on: `swarm-node doctor` shows all findings, `join` the
+"""Checks the facts that a start depends on: `swarm-node doctor` shows all findings, `join` the
 faults. Pure, but for `this_machine` and `timed`.
 
 An error makes a start impossible. A warning says that the node will not work as its owner expects.
@@ -55,7 +55,7 @@ _DRIVERS = {12: 525, 13: 580}
 
 
 class Finding(NamedTuple):
-    """One judgement: the text `found`, and the `remedy` if something is wrong."""
+    """One check's result: the text `found`, and the `remedy` if something is wrong."""
 
     subject: str
     level: Level
@@ -72,7 +72,7 @@ class Examined(NamedTuple):
 
 
 def examine_machine(facts: Facts, settings: Settings) -> Examined:
-    """Judge all facts of a start with `settings` that no model decides."""
+    """Check all facts of a start with `settings` that no model decides."""
     findings, machine = [_python(facts), *_home(facts), _gpu(facts, settings.run.device)], None
     try:
         machine = machine_of(facts, settings)
@@ -113,7 +113,7 @@ def examine(
     shape: ModelConfig | None,
     lengths: Lengths = ONE_ANSWER,
 ) -> list[Finding]:
-    """Judge all facts of a start with `settings` on tasks of these `lengths`, and a model of this
+    """Check all facts of a start with `settings` on tasks of these `lengths`, and a model of this
     shape, None if unknown."""
     examination = examine_machine(facts, settings)
     findings, machine = examination
@@ -274,7 +274,7 @@ def _unseen(facts: Facts) -> tuple[str, str]:
 def _sampler(
     facts: Facts, engine: str, device: str, choose: Callable[[], EngineChoice]
 ) -> Iterator[Finding]:
-    """Judge the engine that `choose` returns, or its refusal. `engine` is the setting."""
+    """Check the engine that `choose` returns, or its refusal. `engine` is the setting."""
     on_gpu, build = device != "cpu", facts.vllm
     try:
         choice = choose()
@@ -325,7 +325,7 @@ def _memory(facts: Facts, machine: Machine) -> Finding:
 def _model(
     facts: Facts, name: str, shape: ModelConfig, model_fit: Fit, gpu: GpuMemory | None
 ) -> Iterator[Finding]:
-    """Judge a model that fits main memory and GPU: its place in shared memory and on the disk."""
+    """Check a model that fits main memory and GPU: its place in shared memory and on the disk."""
     plan = model_fit.plan
     if plan is None or gpu is None:
         yield Finding("model", "ok", f"{name} fits")

@@ -1,5 +1,5 @@
-"""Checks of an environment, for `swarm-node env check`: two processes make the same tasks, replies
-and rewards, and a model answers some of its tasks right and some wrong."""
+"""Checks of an environment, for `swarm-node env check`: two processes make the same tasks,
+observations and rewards, and a model answers some of its tasks right and some wrong."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Sampling
 from swarm_node.environments.host import SAID_TEXTS, EnvironmentInfo, ProcessEnvironmentHost
-from swarm_node.environments.judgement import Judgement, ReplayedDialogue
+from swarm_node.environments.scores import GroupScores, Rerun
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.loops.sampling.dialogues import TOO_LONG, PlayedDialogue, Player
 from swarm_node.node.loops.sampling.fit import check_groups
+from swarm_node.node.loops.sampling.multi_turn import TOO_LONG, MultiTurnRollout, Player
 from swarm_node.node.loops.sampling.tasks import chosen_families
 from swarm_node.node.metrics.snapshot import Said
 from swarm_node.node.preflight.dataset_checks import check_questions
-from swarm_node.node.preflight.right_answers import Tell, judged, score_family
+from swarm_node.node.preflight.right_answers import Tell, score_family, verdict_on
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
@@ -41,20 +41,20 @@ ENOUGH_GROUPS = 59
 _MANY_CUT, _SOME_CUT = 0.5, 0.1
 
 
-class JudgedAnswers(NamedTuple):
-    """A task with a model's answers to it, judged. If it takes several turns, `answers` are the
-    last turns, and `dialogues` has all turns. `truncated_count` of them ran out of tokens."""
+class ScoredCompletions(NamedTuple):
+    """A task with a model's answers to it, scored. If it takes several turns, `answers` are the
+    last turns, and `rollouts` has all turns. `truncated_count` of them ran out of tokens."""
 
     ref: TaskRef
     answers: Sequence[str]
-    judgement: Judgement
-    dialogues: Sequence[PlayedDialogue] = ()
+    scores: GroupScores
+    rollouts: Sequence[MultiTurnRollout] = ()
     truncated_count: int = 0
 
     @property
     def mixed(self) -> bool:
         """Check that the answers' rewards differ."""
-        return max(self.judgement.rewards) - min(self.judgement.rewards) > 1e-6
+        return max(self.scores.rewards) - min(self.scores.rewards) > 1e-6
 
 
 async def check_environment(
@@ -68,10 +68,10 @@ async def check_environment(
     accept: bool = False,
     tell: Tell = lambda *_: None,
 ) -> list[Said]:
-    """Judge an environment, in the order of the checks. `model` is the directory of the model that
+    """Check an environment, in the order of the checks. `model` is the directory of the model that
     gives about `answers` answers, with the group size of `sampling`. A failed check ends the list
-    if the next check depends on it. For `accept` see `right_answers.judged`; `tell` hears how many
-    right answers are scored, and how many answers of the model."""
+    if the next check depends on it. For `accept` see `right_answers.verdict_on`; `tell` hears how
+    many right answers are scored, and how many answers of the model."""
     findings: list[Said] = []
     async with AsyncExitStack() as stack:
         hosts = [ProcessEnvironmentHost(name, options, families) for _ in range(2)]
@@ -140,14 +140,14 @@ async def _questions(
     accept: bool,
     tell: Tell,
 ) -> AsyncIterator[Said]:
-    """Judge questions and right answers, before a model is asked."""
+    """Check questions and right answers, before a model is asked."""
     for note in info.notes:
         yield Said("rows", "good", note)
     for warning in info.warnings:
         yield Said("rows", "warning", warning)
     for family in families:
         if info.turns == 1:
-            verdict = judged(await score_family(host, info, family, tell=tell), accept)
+            verdict = verdict_on(await score_family(host, info, family, tell=tell), accept)
             if verdict is not None:
                 yield verdict
         for finding in await check_questions(host, info, family):
@@ -163,12 +163,12 @@ async def _answers(
     answers: int,
     tell: Tell,
 ) -> AsyncIterator[Said]:
-    """Judge what a model answers."""
+    """Check what a model answers."""
     first, second = hosts
     groups = await _answers_of(first, info, families, model, sampling, answers, tell)
     if info.turns > 1:
         for family in families:
-            yield await _replaying(second, info, _of(groups, family))
+            yield await _rerun_check(second, info, _of(groups, family))
     else:
         yield await _scoring(second, info, groups)
     for family in families:
@@ -187,7 +187,7 @@ async def _answers_of(
     sampling: Sampling,
     answers: int,
     tell: Tell,
-) -> list[JudgedAnswers]:
+) -> list[ScoredCompletions]:
     """Return about `answers` answers of the model, to as many tasks of each family. If some
     families leave a doubt that more answers can end, there are as many again to those."""
     codec = Codec.from_directory(model).asking(host.system)
@@ -198,8 +198,8 @@ async def _answers_of(
         each = max(1, round(answers / sampling.group_size / len(families)))
         return [_ref(info, family, begin + at) for family in families for at in range(each)]
 
-    async def answered(refs: Sequence[TaskRef], suffix: str) -> list[JudgedAnswers]:
-        groups: list[JudgedAnswers] = []
+    async def answered(refs: Sequence[TaskRef], suffix: str) -> list[ScoredCompletions]:
+        groups: list[ScoredCompletions] = []
         for begin in range(0, len(refs), _GROUPS_AT_ONCE):
             tell(f"the model's{suffix} answers", begin, len(refs))
             groups += await asking.answered(info, refs[begin : begin + _GROUPS_AT_ONCE])
@@ -223,7 +223,9 @@ class _Asking(NamedTuple):
     codec: Codec
     sampling: Sampling
 
-    async def answered(self, info: EnvironmentInfo, refs: Sequence[TaskRef]) -> list[JudgedAnswers]:
+    async def answered(
+        self, info: EnvironmentInfo, refs: Sequence[TaskRef]
+    ) -> list[ScoredCompletions]:
         """Return the answers to tasks whose prompt and answer fit the model's positions."""
         sampling, codec = self.sampling, self.codec
         texts = await self.host.render(refs)
@@ -241,113 +243,109 @@ class _Asking(NamedTuple):
         if info.turns > 1:
             return await self._talked(requests, dict(zip(refs, texts, strict=True)))
         groups = await self.sampler.sample([*requests.values()])
-        judged_groups = []
+        scored_groups = []
         for ref, group in zip(requests, groups, strict=True):
             texts = [completion.text for completion in group]
-            judged = await self.host.judge(ref, texts)
-            judged_groups.append(JudgedAnswers(ref, texts, judged, truncated_count=_cut(group)))
-        return judged_groups
+            scores = await self.host.score(ref, texts)
+            scored_groups.append(ScoredCompletions(ref, texts, scores, truncated_count=_cut(group)))
+        return scored_groups
 
     async def _talked(
         self, requests: Mapping[TaskRef, SampleRequest], prompts: Mapping[TaskRef, str]
-    ) -> list[JudgedAnswers]:
-        """Return the model's dialogues of each task."""
-        played_groups, _ = await Player(self.sampler, self.codec, self._replay, SYSTEM_CLOCK).play(
+    ) -> list[ScoredCompletions]:
+        """Return the model's multi-turn rollouts of each task."""
+        played_groups, _ = await Player(self.sampler, self.codec, self._rerun, SYSTEM_CLOCK).play(
             requests.items()
         )
-        judged_groups = []
-        for ref, dialogues in zip(requests, played_groups, strict=True):
-            rewards = tuple(item.last_replay.reward for item in dialogues)
-            last = [item.turns[-1] for item in dialogues]
-            texts, judged = [item.text for item in last], Judgement(prompts[ref], rewards)
-            judged_groups.append(JudgedAnswers(ref, texts, judged, dialogues, _cut(last)))
-        return judged_groups
+        scored_groups = []
+        for ref, rollouts in zip(requests, played_groups, strict=True):
+            rewards = tuple(item.last_rerun.reward for item in rollouts)
+            last = [item.turns[-1] for item in rollouts]
+            texts, scores = [item.text for item in last], GroupScores(prompts[ref], rewards)
+            scored_groups.append(ScoredCompletions(ref, texts, scores, rollouts, _cut(last)))
+        return scored_groups
 
-    async def _replay(
-        self, ref: TaskRef, transcripts: Sequence[Transcript]
-    ) -> Sequence[ReplayedDialogue]:
-        return (await self.host.replay(ref, transcripts)).dialogues
+    async def _rerun(self, ref: TaskRef, transcripts: Sequence[Transcript]) -> Sequence[Rerun]:
+        return (await self.host.rerun(ref, transcripts)).reruns
 
 
 def _cut(answers: Sequence[Completion]) -> int:
     return sum(answer.finish is Finish.LENGTH for answer in answers)
 
 
-def _of(groups: Sequence[JudgedAnswers], family: str) -> list[JudgedAnswers]:
+def _of(groups: Sequence[ScoredCompletions], family: str) -> list[ScoredCompletions]:
     return [group for group in groups if group.ref.family == family]
 
 
-async def _replaying(
-    host: ProcessEnvironmentHost, info: EnvironmentInfo, groups: Sequence[JudgedAnswers]
+async def _rerun_check(
+    host: ProcessEnvironmentHost, info: EnvironmentInfo, groups: Sequence[ScoredCompletions]
 ) -> Said:
-    """Replay every dialogue of a family in another process, and compare."""
+    """Re-run every multi-turn rollout of a family in another process, and compare."""
     family = groups[0].ref.family if groups else "none"
-    dialogues = [dialogue for group in groups for dialogue in group.dialogues]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
     for group in groups:
-        result = await host.replay(group.ref, [dialogue.transcript for dialogue in group.dialogues])
-        for dialogue, replay in zip(group.dialogues, result.dialogues, strict=True):
-            original = dialogue.last_replay
-            if not original.fault and replay != original:
-                turn = _unlike(original.replies, replay.replies)
-                subject = f"the reply to turn {turn}" if turn else "the reward"
+        result = await host.rerun(group.ref, [rollout.transcript for rollout in group.rollouts])
+        for rollout, rerun in zip(group.rollouts, result.reruns, strict=True):
+            original = rollout.last_rerun
+            if not original.fault and rerun != original:
+                turn = _unlike(original.observations, rerun.observations)
+                subject = f"the observation after turn {turn}" if turn else "the reward"
                 return Said(
-                    "replay",
+                    "rerun",
                     "bad",
                     f"{family}: {subject} is another one in another process",
-                    "reply() and judge() may depend on the task and on what was said alone",
+                    "observation() and reward() may depend on the task and on what was said alone",
                 )
     faults = [
-        dialogue.last_replay
-        for dialogue in dialogues
-        if dialogue.last_replay.fault not in ("", TOO_LONG)
+        rollout.last_rerun for rollout in rollouts if rollout.last_rerun.fault not in ("", TOO_LONG)
     ]
     if faults:
         reason = f"{faults[0].fault} {faults[0].exception}".strip()
         return Said(
-            "replay",
+            "rerun",
             "bad",
-            f"{family}: {len(faults)} of {len(dialogues)} dialogues failed ({reason})",
-            "a reply is text of at most 1,024 characters, always the same; a reward in [0, 1]",
+            f"{family}: {len(faults)} of {len(rollouts)} rollouts failed ({reason})",
+            "an observation is at most 1,024 characters, always the same; a reward is in [0, 1]",
         )
-    if not any(dialogue.replies for dialogue in dialogues):
+    if not any(rollout.observations for rollout in rollouts):
         return Said(
-            "replay",
+            "rerun",
             "warning",
-            f"{family}: no reply was heard in {len(dialogues)} dialogues, so none was compared",
-            "take a model whose answers reply() takes up, with --model",
+            f"{family}: no observation in {len(rollouts)} rollouts, so none was compared",
+            "take a model whose answers observation() takes up, with --model",
         )
-    turns = sum(len(dialogue.turns) for dialogue in dialogues) / (len(dialogues) or 1)
+    turns = sum(len(rollout.turns) for rollout in rollouts) / (len(rollouts) or 1)
     text = f"{family}: at most {info.turns} turns, {turns:.1f} on average; "
-    return Said("replay", "good", text + f"{len(dialogues)} re-runs agree in 2 processes")
+    return Said("rerun", "good", text + f"{len(rollouts)} re-runs agree in 2 processes")
 
 
-def _unlike(replies: Sequence[str], other_replies: Sequence[str]) -> int:
-    """The first turn whose reply differs, 0 if none does."""
-    for turn in range(max(len(replies), len(other_replies))):
-        if replies[turn : turn + 1] != other_replies[turn : turn + 1]:
+def _unlike(observations: Sequence[str], other_observations: Sequence[str]) -> int:
+    """The first turn whose observation differs, 0 if none does."""
+    for turn in range(max(len(observations), len(other_observations))):
+        if observations[turn : turn + 1] != other_observations[turn : turn + 1]:
             return turn + 1
     return 0
 
 
 async def _scoring(
-    host: ProcessEnvironmentHost, info: EnvironmentInfo, groups: Sequence[JudgedAnswers]
+    host: ProcessEnvironmentHost, info: EnvironmentInfo, groups: Sequence[ScoredCompletions]
 ) -> Said:
     """Score every answer again, in another process, and compare."""
     count = sum(len(group.answers) for group in groups) or 1
-    seconds = sum(group.judgement.seconds for group in groups) / count
+    seconds = sum(group.scores.seconds for group in groups) / count
     for group in groups:
-        judgement = await host.judge(group.ref, group.answers)
-        if judgement.rewards != group.judgement.rewards:
+        scores = await host.score(group.ref, group.answers)
+        if scores.rewards != group.scores.rewards:
             return Said(
                 "score",
                 "bad",
                 f"score() gives the same answers other rewards ({group.ref.family})",
                 "it may depend on the task and the text alone",
             )
-    error = next((group.judgement.exception for group in groups if group.judgement.exception), "")
-    faults = sum(group.judgement.faults for group in groups)
+    error = next((group.scores.exception for group in groups if group.scores.exception), "")
+    faults = sum(group.scores.faults for group in groups)
     if faults:
-        reason = next(group.judgement.fault_reason for group in groups if group.judgement.faults)
+        reason = next(group.scores.fault_reason for group in groups if group.scores.faults)
         return Said(
             "score",
             "bad",
@@ -368,7 +366,7 @@ def milliseconds(seconds: float) -> str:
     return f"{1000 * seconds:{'.0f' if seconds >= 0.0995 else '.2g'}} ms"
 
 
-def in_doubt(groups: Sequence[JudgedAnswers], all_groups: Sequence[JudgedAnswers]) -> bool:
+def in_doubt(groups: Sequence[ScoredCompletions], all_groups: Sequence[ScoredCompletions]) -> bool:
     """Check that the answers `groups` to a family are too few to say whether it can be learnt: none
     of its groups has mixed rewards, and there are fewer than ENOUGH_GROUPS. Where no group of any
     family has some, the groups of all families count: `all_groups`."""
@@ -379,15 +377,15 @@ def in_doubt(groups: Sequence[JudgedAnswers], all_groups: Sequence[JudgedAnswers
 
 
 def learnable(
-    groups: Sequence[JudgedAnswers],
-    all_groups: Sequence[JudgedAnswers],
+    groups: Sequence[ScoredCompletions],
+    all_groups: Sequence[ScoredCompletions],
     family: str,
     sampling: Sampling,
     families: int,
 ) -> Said:
-    """Judge the model's answers `groups` to one family of `families`: some right and some wrong can
+    """Check the model's answers `groups` to one family of `families`: some right and some wrong can
     be learnt from. `all_groups` are its answers to all of them."""
-    rewards = [reward for group in groups for reward in group.judgement.rewards]
+    rewards = [reward for group in groups for reward in group.scores.rewards]
     if not rewards:
         remedy = "take shorter questions or a model with more positions, or leave it out"
         return Said("family", "bad", f"{family}: no prompt fits the model's positions", remedy)
@@ -416,7 +414,7 @@ def learnable(
             f"take more: `--completions {required_count}`",
         )
     example = groups[0]
-    prompt, answer = (" ".join(t.split()) for t in (example.judgement.prompt, example.answers[0]))
+    prompt, answer = (" ".join(t.split()) for t in (example.scores.prompt, example.answers[0]))
     text += f'. E.g. "{prompt[-_SHOWN_CHARS:]}" → "{answer[-_SHOWN_CHARS:]}"'
     if right == len(rewards):
         return Said("family", "warning", text, "the model knows it all: take harder tasks")

@@ -1,7 +1,7 @@
 """Facts that a node's start depends on, of the machine, the installation and the home.
 
-`gather` collects them and judges nothing. It writes nothing, and every query to another program has
-a deadline. `doctor.py` judges the facts. Torch is not imported here.
+`gather` collects them and checks nothing. It writes nothing, and every query to another program has
+a deadline. `doctor.py` checks the facts. Torch is not imported here.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Paper(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts that `doctor` judges. Sizes are in bytes and free, times in Unix seconds.
+    """All facts that `doctor` checks. Sizes are in bytes and free, times in Unix seconds.
 
     `bitsandbytes` and `libp2p` are True if they are installed. `extras` are the environments of
     `EXTRAS` with an installed package. `smi_fault` is the reason why nvidia-smi named no card, ""
@@ -149,8 +149,8 @@ def gather(
     now = time.time()
     card, smi_fault, probe_result = find_gpu(device, cards)
     is_running = home.in_use()
-    # What a running node writes is its own to judge.
-    home_state = home.judged(deep=not is_running, ticket=ticket is not None)
+    # What a running node writes is its own to check.
+    home_state = home.state(deep=not is_running, ticket=ticket is not None)
     return Facts(
         system=platform.system(),
         python=sys.version_info[:2],

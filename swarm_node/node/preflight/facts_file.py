@@ -136,7 +136,7 @@ def stored(facts: Facts) -> StoredFacts:
 
 def read_facts(path: Path, home: Path) -> Facts:
     """Read what `doctor --json` wrote on another machine. What depends on a home, here `home`, and
-    on a swarm is neither known nor judged.
+    on a swarm is neither known nor checked.
 
     Raises:
         ConfigError: the file is missing, too large, or not of this version.

@@ -1,7 +1,7 @@
-"""Judges the network for `swarm-node doctor --network`. Pure, but for `try_addresses` and
+"""Checks the network for `swarm-node doctor --network`. Pure, but for `try_addresses` and
 `try_stored`.
 
-For a running node it judges the findings of members. Before a start it judges the replies of the
+For a running node it checks the findings of members. Before a start it checks the replies of the
 nodes that the ticket names and that this one knew.
 """
 
@@ -29,16 +29,16 @@ _MOST_TRIED, _MOST_ADDRESSES = 8, 2
 _LEVELS: dict[str, Level] = {"bad": "error", "warning": "warning", "good": "ok"}
 
 
-def judge_network(report: NetworkReport) -> Iterator[Finding]:
-    """Judge the network of a running node. The verdict of `status` comes first."""
+def check_network(report: NetworkReport) -> Iterator[Finding]:
+    """Check the network of a running node. The verdict of `status` comes first."""
     for finding in report.findings:
         yield Finding(finding.kind, _LEVELS[finding.level], finding.text, finding.remedy)
-    yield from _judge_causes(report)
-    yield from _judge_tries(report.tried)
+    yield from _check_causes(report)
+    yield from _check_tries(report.tried)
     if report.tried and all(row.cause or row.kind == "coordinator" for row in report.tried):
         return  # what members found before says nothing about now
     reach = report.reach
-    reach_finding = judge_reach(reach)
+    reach_finding = check_reach(reach)
     relays = [row for row in report.tried if row.kind == "relay"]
     if reach.kind == "relayed" and all(row.cause for row in relays):
         reach_finding = reach_finding._replace(level="warning")
@@ -53,21 +53,21 @@ def judge_network(report: NetworkReport) -> Iterator[Finding]:
     yield _table(report)
 
 
-def judge_reach(reach: Reachability) -> Finding:
-    """Judge members' access to a running node."""
+def check_reach(reach: Reachability) -> Finding:
+    """Check members' access to a running node."""
     level: Level = "warning" if reach.kind == "unreachable" else "ok"
     return Finding("reach", level, reach.text, reach.remedy)
 
 
-def judge_addresses(
+def check_addresses(
     attempts: Sequence[DialAttempt], other_rows: Sequence[TriedRow] = ()
 ) -> Iterator[Finding]:
-    """Judge the nodes that ticket and settings name, and the further tries `other_rows`."""
+    """Check the nodes that ticket and settings name, and the further tries `other_rows`."""
     yield Finding("reach", "ok", "known while the node runs: start it, and ask again")
     rows = [
         TriedRow("address", attempt.where, attempt.seconds, attempt.cause()) for attempt in attempts
     ]
-    yield from _judge_tries([*rows, *other_rows])
+    yield from _check_tries([*rows, *other_rows])
 
 
 async def try_addresses(addresses: Sequence[str]) -> list[DialAttempt]:
@@ -95,7 +95,7 @@ def _own_addresses(peer: KnownPeer) -> list[str]:
     return [text if "/p2p/" in text else f"{text}/p2p/{peer.peer_id}" for text in direct]
 
 
-def _judge_causes(report: NetworkReport) -> Iterator[Finding]:
+def _check_causes(report: NetworkReport) -> Iterator[Finding]:
     """Tell the causes that neither the verdict nor a try tells."""
     try_causes = [row.cause for row in report.tried if row.cause]
     told_keys = {
@@ -108,8 +108,8 @@ def _judge_causes(report: NetworkReport) -> Iterator[Finding]:
             yield Finding(cause.code, "warning", text, advice(cause))
 
 
-def _judge_tries(rows: Sequence[TriedRow]) -> Iterator[Finding]:
-    """Judge what was tried just now. It is an error if nobody answered."""
+def _check_tries(rows: Sequence[TriedRow]) -> Iterator[Finding]:
+    """Check what was tried just now. It is an error if nobody answered."""
     answered_rows = [row for row in rows if row.cause is None and row.kind != "coordinator"]
     for row in rows:
         if row.cause is None:

@@ -95,13 +95,13 @@ def probe(device: str, cards: int = 1) -> Seen:
         answer = msgspec.json.decode(result.stdout.strip().rpartition(b"\n")[2], type=Answer)
     except msgspec.DecodeError:
         return NOTHING_SEEN._replace(fault=complaint or "torch did not answer")
-    return judged(
+    return classify(
         answer if answer.gpus or answer.fault else msgspec.structs.replace(answer, fault=complaint)
     )
 
 
-def judged(answer: Answer) -> Seen:
-    """Judge whether torch computes on the card, and in which types."""
+def classify(answer: Answer) -> Seen:
+    """Check whether torch computes on the card, and in which types."""
     if not answer.gpus or answer.capability == (0, 0):
         return Seen(Hardware(answer.gpus, False), answer.fault)
     version = ".".join(map(str, answer.capability))

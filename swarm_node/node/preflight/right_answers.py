@@ -71,7 +71,7 @@ async def score_family(
 
     Raises:
         UnknownTaskError: one of the tasks cannot be made.
-        ChildError: no judge can be started.
+        ChildError: no scoring worker can be started.
     """
     seeds = list(_seeds(info, family))
     if seconds < float("inf"):  # files are often sorted
@@ -115,8 +115,8 @@ def _line(failure: FailedAnswer) -> int:
     return int(number[0]) if number else 0
 
 
-def judged(answers: RightAnswers, accept: bool) -> Said | None:
-    """Judge the right answers of a family; None if none is known. `accept`: too many that fail are
+def verdict_on(answers: RightAnswers, accept: bool) -> Said | None:
+    """Check the right answers of a family; None if none is known. `accept`: too many that fail are
     no reason to refuse it."""
     if not answers.known_count:
         return None
@@ -147,7 +147,7 @@ def _told(failure: FailedAnswer) -> str:
 
 
 class Rows(NamedTuple):
-    """A list whose rows were judged. `prompt_bytes` and `shortest_prompt` are those of `Tried`."""
+    """A list whose rows were scored. `prompt_bytes` and `shortest_prompt` are those of `Tried`."""
 
     findings: list[Finding]
     prompt_bytes: int
@@ -159,7 +159,7 @@ class Rows(NamedTuple):
 
 
 async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) -> Rows:
-    """Judge the rows of the list that `table` names, as every start does.
+    """Check the rows of the list that `table` names, as every start does.
 
     Raises:
         ConfigError: the environment cannot be had, or has no such family.
@@ -172,7 +172,7 @@ async def examine_rows(table: EnvironmentTable, seconds: float = START_SECONDS) 
         families = chosen_families(table.families, info)
         for family in families:
             answers = await score_family(host, info, family, seconds / len(families))
-            verdict = judged(answers, table.allow_invalid)
+            verdict = verdict_on(answers, table.allow_invalid)
             verdicts += [verdict] if verdict is not None else []
         tasks = some_tasks(info.name, info.version, info.families)
         prompts = await host.render(tasks)
@@ -191,7 +191,7 @@ def _size(text: str) -> int:
 
 
 def check_rows(table: EnvironmentTable) -> Rows:
-    """Judge the rows of the list that `table` names before a node starts with it.
+    """Check the rows of the list that `table` names before a node starts with it.
 
     Raises:
         ConfigError: too many of its right answers do not score 1, or it cannot be had.

@@ -25,10 +25,10 @@ from swarm_node.policy.training.checkpoints.stored import newest_readable
 
 
 class Check(NamedTuple):
-    """One reason to refuse a start: `judge` raises a `SwarmNodeError`, or returns."""
+    """One reason to refuse a start: `score` raises a `SwarmNodeError`, or returns."""
 
     subject: str
-    judge: Callable[[], object]
+    run: Callable[[], object]
 
 
 def of_choice(settings: Settings) -> Iterator[Check]:
@@ -42,7 +42,7 @@ def of_choice(settings: Settings) -> Iterator[Check]:
 def of_model(settings: Settings, model: Model, trial: Tried, checkpoints: Path) -> Iterator[Check]:
     """The checks of a model that was read, for an environment by its `trial`, and of what is
     stored under `checkpoints`. `settings` are those of the start."""
-    yield Check("turns", partial(_check_dialogues, settings, model, trial))
+    yield Check("turns", partial(_check_turns, settings, model, trial))
     max_tokens = settings.sampling.max_new_tokens
     yield Check("context", partial(check_positions, model.codec, max_tokens))
     codec = model.codec.asking(Asking.of(settings.environment.options).system)
@@ -55,7 +55,7 @@ def refused(checks: Iterable[Check]) -> Iterator[Finding]:
     """The findings of the checks that refuse a start."""
     for check in checks:
         try:
-            check.judge()
+            check.run()
         except SwarmNodeError as error:
             yield Finding(check.subject, "error", *error.parted())
 
@@ -95,7 +95,7 @@ def check_prompts(codec: Codec, max_tokens: int, shortest_prompt: str) -> None:
         )
 
 
-def _check_dialogues(settings: Settings, model: Model, trial: Tried) -> None:
+def _check_turns(settings: Settings, model: Model, trial: Tried) -> None:
     try:
         check_groups(trial, model.codec, settings.sampling)
     except ModelError as error:

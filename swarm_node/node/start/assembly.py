@@ -18,7 +18,7 @@ from swarm_node.node.loops.node_parts import Parts, Shared, Tally
 from swarm_node.node.loops.peers.connectivity import Connectivity
 from swarm_node.node.loops.reporting.evaluation import Evaluator
 from swarm_node.node.loops.reporting.snapshots import name_of
-from swarm_node.node.loops.sampling.fit import dialogues_fit
+from swarm_node.node.loops.sampling.fit import turns_fit
 from swarm_node.node.loops.sampling.levels import Levels
 from swarm_node.node.loops.sampling.partial_rollouts import PartialRollouts
 from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
@@ -30,7 +30,7 @@ from swarm_node.p2p.exchange.discovery import Discovery
 from swarm_node.p2p.exchange.exchange import Exchange, open_exchange
 from swarm_node.p2p.exchange.requests import Asker
 from swarm_node.p2p.exchange.serving import Answer, Server
-from swarm_node.p2p.exchange.verify import Dialogues, Expected, GroupVerifier
+from swarm_node.p2p.exchange.verify import Expected, GroupVerifier, MultiTurn
 from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.limits.gates import SizeGate
 from swarm_node.p2p.membership.credentials import Credentials
@@ -131,7 +131,7 @@ class Assembly:
         chooser = SeededTasks(
             info, families, parts.storage, seed=seed, peer_id=peer_id, levels=levels
         )
-        judging = Scoring(parts.environment, self.tally, self.shared_state.effort, parts.clock)
+        scoring = Scoring(parts.environment, self.tally, self.shared_state.effort, parts.clock)
         tasks = FittingTasks(settings.sampling, parts, self.tally, chooser, info.turns)
         evaluator = Evaluator(
             sampling=settings.sampling,
@@ -145,7 +145,7 @@ class Assembly:
             min_pause=settings.run.eval_seconds,
             tries=_EVAL_TRIES,
         )
-        maker, verifier = self.maker(info, judging, tasks), self.verifier(info, judging)
+        maker, verifier = self.maker(info, scoring, tasks), self.verifier(info, scoring)
         use_secret = parts.transport.use_secret
         credentials = Credentials(local, self.chain, office=parts.office, use_secret=use_secret)
         exchange, prober, puncher = self.exchange(credentials, verifier)
@@ -161,9 +161,9 @@ class Assembly:
         )
         coordinator_loop = self.coordinator_loop(credentials, exchange.discovery)
         workers = exchange, connectivity, levels, credentials.me, prober, puncher, coordinator_loop
-        return Workers(tasks, judging, maker, evaluator, *workers)
+        return Workers(tasks, scoring, maker, evaluator, *workers)
 
-    def maker(self, info: EnvironmentInfo, judging: Scoring, tasks: FittingTasks) -> RolloutMaker:
+    def maker(self, info: EnvironmentInfo, scoring: Scoring, tasks: FittingTasks) -> RolloutMaker:
         sampler, partial_rollouts = self.parts.sampler, None
         if info.turns == 1 and isinstance(sampler, InterruptibleSampler):
             partial_rollouts = PartialRollouts(
@@ -173,7 +173,7 @@ class Assembly:
             self.settings.sampling,
             self.parts,
             self.tally,
-            judging,
+            scoring,
             tasks,
             self.shared_state.slots,
             partial_rollouts,
@@ -182,7 +182,7 @@ class Assembly:
             peer_id=self.local.peer_id,
         )
 
-    def verifier(self, info: EnvironmentInfo, judging: Scoring) -> GroupVerifier:
+    def verifier(self, info: EnvironmentInfo, scoring: Scoring) -> GroupVerifier:
         sampling, parts, codec = self.settings.sampling, self.parts, self.parts.codec
         expectations = Expected(
             info.name,
@@ -193,15 +193,15 @@ class Assembly:
             peer_id=self.local.peer_id,
             turns=info.turns,
         )
-        dialogues = Dialogues(judging.dialogues_of_peer, partial(dialogues_fit, codec))
+        multi_turn = MultiTurn(scoring.rerun_of_peer, partial(turns_fit, codec))
         return GroupVerifier(
             self.local.swarm_id,
             expectations,
             parts.storage,
-            judging.of_peer,
+            scoring.of_peer,
             partial(check_tokens, codec),
             codec.encode_answer,
-            dialogues if info.turns > 1 else None,
+            multi_turn if info.turns > 1 else None,
         )
 
     def exchange(

@@ -228,8 +228,8 @@ def mixture_settings(settings: Settings) -> MixtureSettings | None:
 
 
 def peers_wants(settings: Settings, turns: int = 1) -> Wants:
-    """Return this node's own demand, with dialogues of up to `turns` turns. Peers' requests are
-    limited in proportion to it."""
+    """Return this node's own demand, with multi-turn rollouts of up to `turns` turns. Peers'
+    requests are limited in proportion to it."""
     replay = replay_settings(settings)
     return Wants.of(
         local_groups=replay.local,

@@ -122,7 +122,7 @@ def _join(
 def _require(checks: Iterable[Check]) -> None:
     """Raise what the first check that refuses this start raises."""
     for check in checks:
-        check.judge()
+        check.run()
 
 
 def _admitted(
@@ -210,8 +210,8 @@ def join_as_member(
         NodeProgress().tell([finding_line(finding) for finding in problems])
     if trial.turns > 1:
         raise ConfigError(
-            f"environment.name: {environment.name} has dialogues, and a member publishes answers "
-            "to one question",
+            f"environment.name: {environment.name} is multi-turn, and a member publishes "
+            "completions to one question",
             "run a node for it",
         )
     model = Model.read(user_settings.model, resolve(user_settings.model))

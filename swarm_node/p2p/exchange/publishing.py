@@ -18,14 +18,14 @@ from swarm_node.storage import Storage, StoredGroup
 _log = structlog.get_logger(__name__)
 
 
-class OwnGroup(NamedTuple):
-    """A group that this node made, with its prompt and, of dialogues, what the environment said in
-    each. `is_sound` is false if the environment failed in one of them, so that peers cannot replay
-    it."""
+class LocalGroup(NamedTuple):
+    """A group that this node made, with its prompt and, of multi-turn rollouts, what the
+    environment said in each. `is_sound` is false if the environment failed in one of them, so that
+    peers cannot re-run it."""
 
     group: RolloutGroup
     prompt: str
-    replies: tuple[tuple[str, ...], ...] = ()
+    observations: tuple[tuple[str, ...], ...] = ()
     is_sound: bool = True
 
 
@@ -47,11 +47,11 @@ class Publisher:
         #: Groups announced since the start, and groups dropped because they are too large.
         self.announced = self.oversize = 0
 
-    async def publish(self, groups: Sequence[OwnGroup], version: int) -> list[VerifiedGroup]:
+    async def publish(self, groups: Sequence[LocalGroup], version: int) -> list[VerifiedGroup]:
         """Seal and store own groups; on return they survive a crash. Groups that are larger than a
         peer takes are dropped and counted.
 
-        Groups that peers can learn from are announced: their rewards differ, peers can replay them,
+        Groups that peers can learn from are announced: their rewards differ, peers can re-run them,
         and peers accept their tokens (a model may sample special tokens inside an answer). This
         node computed the `claimed` rewards of its own groups, so they are the verified rewards as
         well.
@@ -64,7 +64,7 @@ class Publisher:
         verified_groups: list[VerifiedGroup] = []
         entries: list[tuple[StoredGroup, bytes | None]] = []
         first = self._storage.next_seq()
-        for group, prompt, replies, is_replayable in groups:
+        for group, prompt, observations, can_be_rerun in groups:
             seq = first + len(entries)
             try:
                 body = pack_group(group, epoch=epoch, seq=seq, created_ms=created_ms)
@@ -80,13 +80,11 @@ class Publisher:
                 prompt=prompt,
                 rewards=group.claimed,
                 arrival_version=version,
-                replies=replies,
+                observations=observations,
             )
             verified_groups.append(verified_group)
             is_useful = (
-                verified_group.informative
-                and is_replayable
-                and self._verifier.accepts_tokens(group)
+                verified_group.informative and can_be_rerun and self._verifier.accepts_tokens(group)
             )
             announcement = self._announce(verified_group, seq, blob) if is_useful else None
             self.announced += is_useful

@@ -198,10 +198,10 @@ class Puller:
                     self._asker.reject(result, peer.peer_id)
                     continue
                 self._asker.reject(result, offer.author)
-                if result.reason == "unjudged":  # this machine may judge it later
+                if result.reason == "unscored":  # this machine may score it later
                     self._directory.give_back(offer)
                 return None
-            if self._asker.ended(offer.author):  # while it was judged
+            if self._asker.ended(offer.author):  # while it was scored
                 return None
             author = self._directory.get(offer.author)
             if author is not None:

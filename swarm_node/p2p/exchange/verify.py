@@ -1,9 +1,9 @@
 """The checks that admit a pulled group to training, the cheapest first.
 
 size and hash → signature → author → schema → replay window → task → length → tokens → content →
-verifier. Dialogues are replayed there, and their replies derived. The fields of an announcement are
-checked before the group is pulled. The result is a `VerifiedGroup` whose rewards this node
-computed, or a `Rejected` with the reason to count.
+verifier. Multi-turn rollouts are re-run there, and their observations derived. The fields of an
+announcement are checked before the group is pulled. The result is a `VerifiedGroup` whose rewards
+this node computed, or a `Rejected` with the reason to count.
 
 A signature proves the sender of a group, not its maker: a member can sign groups that others made,
 or repeat one task. So the digests of accepted groups are kept (`Storage.accept`), own groups
@@ -39,9 +39,9 @@ from swarm_node.rollout import (
 from swarm_node.storage import MAX_AUTHORS, Storage, StoredGroup, WindowRow
 
 
-class Judged(Protocol):
-    """The result of judging a group: the derived prompt and one reward per text. `loss_reason` says
-    how the texts ended the judging process, `unjudged` how this node failed to judge. Both are ""
+class ScoredTexts(Protocol):
+    """The result of scoring a group: the derived prompt and one reward per text. `loss_reason` says
+    how the texts ended the scoring worker, `unscored` how this node failed to score. Both are ""
     if nothing failed."""
 
     @property
@@ -51,47 +51,48 @@ class Judged(Protocol):
     @property
     def loss_reason(self) -> str: ...
     @property
-    def unjudged(self) -> str: ...
+    def unscored(self) -> str: ...
 
 
-class ReplayedGroup(Judged, Protocol):
-    """The result of replaying the dialogues of a group. `replies` has what the environment said in
-    each. `flaws` has the reason why no honest author offers a dialogue: "ended", "short" or
-    "reply", and "" for a sound one."""
+class RerunScores(ScoredTexts, Protocol):
+    """The result of re-running the multi-turn rollouts of a group. `observations` has what the
+    environment said in each. `flaws` has the reason why no honest author offers a multi-turn
+    rollout: "ended", "short" or "observation", and "" for a sound one."""
 
     @property
-    def replies(self) -> tuple[tuple[str, ...], ...]: ...
+    def observations(self) -> tuple[tuple[str, ...], ...]: ...
     @property
     def flaws(self) -> tuple[str, ...]: ...
 
 
-#: Replays an author's dialogues: for each the texts of the policy, and whether the last was cut.
-Replay = Callable[[TaskRef, Sequence[tuple[Sequence[str], bool]], str], Awaitable[ReplayedGroup]]
-#: Judges an author's texts. The author's share of the judging time is limited.
-Judge = Callable[[TaskRef, Sequence[str], str], Awaitable[Judged]]
+#: Re-runs an author's multi-turn rollouts: for each the texts of the policy, and whether the last
+#: was cut.
+RerunTexts = Callable[[TaskRef, Sequence[tuple[Sequence[str], bool]], str], Awaitable[RerunScores]]
+#: Scores an author's texts. The author's share of the scoring time is limited.
+ScoreTexts = Callable[[TaskRef, Sequence[str], str], Awaitable[ScoredTexts]]
 #: Checks that the token ids of a same-model group spell its texts. The policy knows the tokenizer.
 TokenCheck = Callable[[RolloutGroup], Rejected | None]
 #: Encodes a foreign answer in this node's tokens.
 Encode = Callable[[str], Sequence[int]]
-#: Prompt, rewards and replies.
+#: Prompt, rewards and observations.
 _Found = tuple[str, tuple[float, ...], tuple[tuple[str, ...], ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Dialogues:
-    """The part of the checks that only dialogues need. `fits_context` returns false for a group if
-    one of its dialogues, prompt and all turns and replies together, exceeds the model's
-    positions."""
+class MultiTurn:
+    """The part of the checks that only multi-turn rollouts need. `fits_context` returns false for a
+    group if one of its multi-turn rollouts, prompt and all turns and observations together, exceeds
+    the model's positions."""
 
-    replay: Replay
+    rerun: RerunTexts
     fits_context: Callable[[VerifiedGroup], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Groups that this node trains on; others are refused. `peer_id` is this node's own: nobody
-    else samples the tasks of its groups. `turns` is the most that a dialogue has, 1 for an answer
-    to one question."""
+    else samples the tasks of its groups. `turns` is the most that a multi-turn rollout has, 1 for
+    an answer to one question."""
 
     environment: str
     version: str
@@ -110,19 +111,19 @@ class GroupVerifier:
         swarm_id: bytes,
         criteria: Expected,
         storage: Storage,
-        judge: Judge,
+        score_texts: ScoreTexts,
         check_tokens: TokenCheck,
         encode: Encode,
-        dialogues: Dialogues | None = None,
+        multi_turn: MultiTurn | None = None,
     ) -> None:
-        """`dialogues` is needed if the environment has several turns."""
+        """`multi_turn` is needed if the environment has several turns."""
         self._swarm_id = swarm_id
         self._criteria = criteria
         self._storage = storage
-        self._judge = judge
+        self._score_texts = score_texts
         self._check_tokens = check_tokens
         self._encode = encode
-        self._dialogues = dialogues
+        self._multi_turn = multi_turn
         self._windows = Windows(MAX_AUTHORS)
         for row in storage.windows():
             try:
@@ -132,7 +133,7 @@ class GroupVerifier:
 
     @property
     def turns(self) -> int:
-        """The most turns of a dialogue here, 1 for an answer to one question."""
+        """The most turns of a multi-turn rollout here, 1 for an answer to one question."""
         return self._criteria.turns
 
     def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
@@ -170,10 +171,10 @@ class GroupVerifier:
         )
         if rejection is not None:
             return rejection
-        judgement = await self._judged(group, offer.author)
-        if isinstance(judgement, Rejected):
-            return judgement
-        prompt, rewards, replies = judgement
+        scores = await self._scored(group, offer.author)
+        if isinstance(scores, Rejected):
+            return scores
+        prompt, rewards, observations = scores
         verified_group = VerifiedGroup(
             id=offer.id,
             author=offer.author,
@@ -182,53 +183,53 @@ class GroupVerifier:
             prompt=prompt,
             rewards=rewards,
             arrival_version=version,
-            replies=replies,
+            observations=observations,
         )
-        if self._dialogues is not None and not self._dialogues.fits_context(verified_group):
-            return Rejected("too_long", "a dialogue exceeds this model's positions")
+        if self._multi_turn is not None and not self._multi_turn.fits_context(verified_group):
+            return Rejected("too_long", "a multi-turn rollout exceeds this model's positions")
         return await self._admit(verified_group, offer, blob)
 
-    async def replayed(self, group: VerifiedGroup) -> VerifiedGroup | None:
-        """Return a stored group. The replies of dialogues are derived again, because they are not
-        stored. Return None if the group would be refused now: the environment may have gained or
-        lost its turns."""
-        if self._dialogues is None:
+    async def rescored(self, group: VerifiedGroup) -> VerifiedGroup | None:
+        """Return a stored group. The observations of multi-turn rollouts are derived again, because
+        they are not stored. Return None if the group would be refused now: the environment may have
+        gained or lost its turns."""
+        if self._multi_turn is None:
             return (
                 None
                 if any(completion.earlier_turns for completion in group.group.completions)
                 else group
             )
-        judgement = await self._judged(group.group, group.author)
-        if isinstance(judgement, Rejected):
+        scores = await self._scored(group.group, group.author)
+        if isinstance(scores, Rejected):
             return None
-        return replace(group, prompt=judgement[0], rewards=judgement[1], replies=judgement[2])
+        return replace(group, prompt=scores[0], rewards=scores[1], observations=scores[2])
 
-    async def _judged(self, group: RolloutGroup, author: str) -> _Found | Rejected:
-        """The prompt, the rewards and the replies of a group, as this node finds them."""
-        replies: tuple[tuple[str, ...], ...] = ()
+    async def _scored(self, group: RolloutGroup, author: str) -> _Found | Rejected:
+        """The prompt, the rewards and the observations of a group, as this node finds them."""
+        observations: tuple[tuple[str, ...], ...] = ()
         try:
-            if self._dialogues is None:
+            if self._multi_turn is None:
                 rejection = _refuse_flaws(
                     ["ended" for completion in group.completions if completion.earlier_turns]
                 )
                 if rejection is not None:
                     return rejection
                 texts = [completion.text for completion in group.completions]
-                judgement = await self._judge(group.task, texts, author)
-                return _refuse_judged(judgement) or (judgement.prompt, judgement.rewards, replies)
+                scores = await self._score_texts(group.task, texts, author)
+                return _reject_lost(scores) or (scores.prompt, scores.rewards, observations)
             if (flaw := _refuse_cut(group)) is not None:
                 return flaw
             transcripts = [
                 (completion.said, completion.finish is not Finish.STOP)
                 for completion in group.completions
             ]
-            replay = await self._dialogues.replay(group.task, transcripts, author)
+            rerun = await self._multi_turn.rerun(group.task, transcripts, author)
         except SlowTaskError as error:  # its author may have a faster machine
             return Rejected("slow_task", str(error))
         except UnknownTaskError as error:
             return Rejected("task", str(error))
-        rejection = _refuse_judged(replay) or _refuse_flaws(replay.flaws)
-        return rejection or (replay.prompt, replay.rewards, replay.replies)
+        rejection = _reject_lost(rerun) or _refuse_flaws(rerun.flaws)
+        return rejection or (rerun.prompt, rerun.rewards, rerun.observations)
 
     def _open(self, offer: Offer, blob: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
         if content_id(blob) != offer.id:
@@ -313,7 +314,7 @@ class GroupVerifier:
     async def _admit(
         self, verified_group: VerifiedGroup, offer: Offer, blob: bytes
     ) -> VerifiedGroup | Rejected:
-        # Judging takes time: another pull of the same number may have finished meanwhile. No await
+        # Scoring takes time: another pull of the same number may have finished meanwhile. No await
         # may stand between the check of the window and its mark.
         rejection = await self._refuse_content(
             verified_group.group, offer, verified_group.prompt
@@ -332,16 +333,16 @@ class GroupVerifier:
         return verified_group
 
 
-def _refuse_judged(judgement: Judged) -> Rejected | None:
+def _reject_lost(scores: ScoredTexts) -> Rejected | None:
     """The reason against a group that has no rewards."""
-    if judgement.loss_reason == "asleep":
-        return Rejected("asleep", "its texts make the process that judges sleep")
-    if judgement.loss_reason:
+    if scores.loss_reason == "asleep":
+        return Rejected("asleep", "its texts make the scoring worker sleep")
+    if scores.loss_reason:
         return Rejected(
-            "judging", f"its texts ended the process that judges ({judgement.loss_reason})"
+            "scoring", f"its completions ended the scoring worker ({scores.loss_reason})"
         )
-    if judgement.unjudged:
-        return Rejected("unjudged", f"this node could not judge it ({judgement.unjudged})")
+    if scores.unscored:
+        return Rejected("unscored", f"this node could not score it ({scores.unscored})")
     return None
 
 
@@ -356,20 +357,22 @@ def _refuse_cut(group: RolloutGroup) -> Rejected | None:
             turn_limits.add(lengths[-1])
     if turn_limits and min(turn_limits) < max_length:
         return Rejected(
-            "replay", f"a turn of {min(turn_limits)} tokens is called cut, another has more"
+            "rerun_mismatch", f"a turn of {min(turn_limits)} tokens is called cut, another has more"
         )
     return None
 
 
 def _refuse_flaws(flaws: Sequence[str]) -> Rejected | None:
-    """Refuse a group if one of its dialogues has a flaw. An author that could go on after the end,
-    or stop before it, would choose by itself which dialogues count."""
+    """Refuse a group if one of its multi-turn rollouts has a flaw. An author that could go on after
+    the end, or stop before it, would choose by itself which multi-turn rollouts count."""
     if "ended" in flaws:
-        return Rejected("replay", "a dialogue goes on after its end")
+        return Rejected("rerun_mismatch", "a rollout goes on after its end")
     if "short" in flaws:
-        return Rejected("replay", "a dialogue stops before its end")
-    if "reply" in flaws:
-        return Rejected("no_reply", "the environment raised, or gave no reply that can be sent")
+        return Rejected("rerun_mismatch", "a rollout stops before its end")
+    if "observation" in flaws:
+        return Rejected(
+            "no_observation", "the environment raised, or gave no observation that can be sent"
+        )
     return None
 
 
@@ -416,7 +419,7 @@ def restored_groups(storage: Storage, environment: str, version: str) -> list[Ve
 
 def restored_group(row: StoredGroup) -> VerifiedGroup:
     """Rebuild a stored group, which passed all checks before it was stored. Replies are not stored:
-    see `GroupVerifier.replayed`.
+    see `GroupVerifier.rescored`.
 
     Raises:
         HomeError: the stored bytes are damaged.
@@ -446,7 +449,7 @@ def content_digest(group: RolloutGroup, prompt: str = "") -> bytes:
     """The digest of a group's task and texts, regardless of their order and white space. With
     `prompt`, the digest of the prompt and the texts: several seeds of a data set may have the same
     prompt."""
-    # A folded text has no line break, so one joins the turns of a dialogue.
+    # A folded text has no line break, so one joins the turns of a multi-turn rollout.
     texts = sorted(
         "\n".join(" ".join(text.split()) for text in completion.said)
         for completion in group.completions

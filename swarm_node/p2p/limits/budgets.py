@@ -1,4 +1,4 @@
-"""Budgets of peers: requests, bytes out, bytes in and time for judging. Pure.
+"""Budgets of peers: requests, bytes out, bytes in and time for scoring. Pure.
 
 Each limit is a multiple of this node's own demand, so none is a setting. Identities are free. So
 there is a limit for all peers first, then one for the members of an issuer, then one for the peer.
@@ -218,15 +218,15 @@ class Traffic:
         return True
 
 
-#: Seconds of judging that a peer may use in the last minutes, whatever own groups cost. It covers a
-#: group that took the judge's limit. An issuer's members may use twice this, and all peers four
-#: times.
+#: Seconds of scoring that a peer may use in the last minutes, whatever own groups cost. It covers a
+#: group that took the scoring worker's limit. An issuer's members may use twice this, and all peers
+#: four times.
 FREE_SECONDS: Final = 5.0
 
 
 class Effort:
-    """Time used for judging: shares of a peer, an issuer and all peers, relative to own groups. Own
-    groups have a separate judge and wait for nothing."""
+    """Time used for scoring: shares of a peer, an issuer and all peers, relative to own groups. Own
+    groups have a separate scoring worker and wait for nothing."""
 
     def __init__(self, ratio: float, issuer: Callable[[str], str]) -> None:
         """`ratio` is the number of peers' groups for each own one in a batch. `issuer` is as in
@@ -235,16 +235,16 @@ class Effort:
         self._issuer = issuer
         self._local_usage, self._peers = _Fading(), _Takings()
 
-    def judged_own(self, seconds: float, now: float) -> None:
+    def charge_own(self, seconds: float, now: float) -> None:
         """Add the time for an own group."""
         self._local_usage.add(seconds, now)
 
-    def judged(self, peer: str, seconds: float, now: float) -> None:
+    def charge(self, peer: str, seconds: float, now: float) -> None:
         """Add the time for a group of `peer`."""
         self._peers.add(seconds, now, self._issuer(peer), peer)
 
     def left(self, peer: str, now: float) -> bool:
-        """Check that another group of `peer` may be judged. One peer may use as much time as the
+        """Check that another group of `peer` may be scored. One peer may use as much time as the
         own groups that its groups replace, all peers together twice as much. If its issuer's
         members had a large share, part of that time is kept for other issuers."""
         local_seconds, issuer = self._local_usage.at(now) * self._ratio, self._issuer(peer)

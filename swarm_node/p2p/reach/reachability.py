@@ -1,4 +1,4 @@
-"""A node's reachability, judged from the findings of members that dialled it. Pure.
+"""A node's reachability, derived from the findings of members that dialled it. Pure.
 
 The proof depends on the member's position. A probe from another public address proves Internet
 reachability, one from the LAN proves LAN reachability, one from this machine proves only loopback.
@@ -138,7 +138,7 @@ class Reach:
 
     def verdict(self) -> Reachability:
         """The verdict, for people and programs."""
-        return judge(self.probes, self.ports, tuple(self.relays()), self.asked_count)
+        return assess(self.probes, self.ports, tuple(self.relays()), self.asked_count)
 
 
 def is_public(ip: str) -> bool:
@@ -196,13 +196,13 @@ def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
     return "reject" if is_rejecting else "restricted"
 
 
-def judge(
+def assess(
     probes: Sequence[Probed],
     ports: Sequence[int],
     relays: Sequence[Relay] = (),
     member_count: int = 0,
 ) -> Reachability:
-    """Judge a node that listens on `ports`, for which `relays` hold a link. It last asked
+    """Check a node that listens on `ports`, for which `relays` hold a link. It last asked
     `member_count` members."""
     evidence = _evidence(probes) or [p for p in probes if p.opened is not None]
     nat = nat_kind(probes, ports)

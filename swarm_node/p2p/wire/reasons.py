@@ -1,9 +1,8 @@
 """All reasons for a refusal: the codes under which a node counts them, and the words of a refused
 reply. Pure.
 
-`.ci/tools/protocol_page.py` writes lists of docs/protocol-streams.md from `REASONS` and `REFUSALS`. A
-peer's words have a consequence only if they are exactly those of a row.
-"""
+`.ci/tools/protocol_page.py` writes lists of docs/protocol-streams.md from `REASONS` and `REFUSALS`.
+A peer's words have a consequence only if they are exactly those of a row."""
 
 from __future__ import annotations
 
@@ -29,16 +28,16 @@ REASONS: Final[dict[str, Blame]] = {
     **dict.fromkeys((
         "altered", "anew", "blocked", "capacity", "copied", "duplicate", "elsewhere",
         "expired", "links", "not_here", "not_served", "not_yet_valid", "outdated", "quota",
-        "rate", "revoked", "stale", "streams", "too_old", "unjudged", "unknown_member",
+        "rate", "revoked", "stale", "streams", "too_old", "unscored", "unknown_member",
         "unreachable", "used_up",
     ), Blame.NONE),
     **dict.fromkeys((
-        "asleep", "environment", "implausible", "no_reply", "own_copied", "repeated",
+        "asleep", "environment", "implausible", "no_observation", "own_copied", "repeated",
         "slow_task", "too_large", "too_long", "zero_advantage",
     ), Blame.USELESS),
     **dict.fromkeys((
-        "author", "content", "encoding", "flood", "hash", "held_out", "judging", "key",
-        "kind", "not_delegate", "outside_issuer", "replay", "route", "schema", "sequence",
+        "author", "content", "encoding", "flood", "hash", "held_out", "scoring", "key",
+        "kind", "not_delegate", "outside_issuer", "rerun_mismatch", "route", "schema", "sequence",
         "signature", "size", "task", "tokens", "wrong_issuer", "wrong_root",
         "wrong_subject",
     ), Blame.VIOLATION),

@@ -35,17 +35,18 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _UINT32 = 1 << 32
 
 
-def _unbridged(reply: str) -> Sequence[int]:
-    raise ValueError("a dialogue needs a bridge: see Codec.bridge")
+def _unbridged(observation: str) -> Sequence[int]:
+    raise ValueError("a multi-turn rollout needs a bridge: see Codec.bridge")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainRow:
     """One completion to train on: `prompt_ids` u32[P] and `completion_ids` u32[T] with P, T ≥ 1.
 
-    `completion_ids` are what a policy sampled, in all turns of a dialogue. What stands between two
-    turns is in `observations`: the model reads it, and it is never trained on. So everything that
-    counts or weighs tokens takes `completion_ids`, and only the model's input is `written`.
+    `completion_ids` are what a policy sampled, in all turns of a multi-turn rollout. What stands
+    between two turns is in `observations`: the model reads it, and it is never trained on. So
+    everything that counts or weighs tokens takes `completion_ids`, and only the model's input is
+    `written`.
 
     `logprobs` f32[T] are those of the policy that sampled the tokens. None stands for the current
     policy: the ratio is 1. `versions` i64[T] are the versions of our policy that sampled each
@@ -144,13 +145,13 @@ def build_batch(
     weighs as much as one of `group_size`.
 
     `encode_answer` tokenises foreign text; `eos_id` follows a turn that stopped by itself. `bridge`
-    encodes a reply with what the model's template puts around it. A completion without tokens is
-    left out, but its reward counts in its group.
+    encodes an observation with what the model's template puts around it. A completion without
+    tokens is left out, but its reward counts in its group.
 
     Raises:
-        ValueError: a prompt has no tokens, a log-prob or reward is not finite, or a dialogue has
-            not one reply between every two turns. Peers' groups of that kind were refused at
-            verification.
+        ValueError: a prompt has no tokens, a log-prob or reward is not finite, or a multi-turn
+            rollout has not one observation between every two turns. Peers' groups of that kind were
+            refused at verification.
     """
     rows: list[TrainRow] = []
     for number, group in enumerate(groups):
@@ -160,9 +161,9 @@ def build_batch(
         if group.provenance is not _OWN:  # however many its answers, it weighs as an own group
             advantages *= min(1.0, group_size / len(group.rewards))
         completions = group.group.completions
-        replies = group.replies or ((),) * len(completions)
+        all_observations = group.observations or ((),) * len(completions)
         for completion, observations, value in zip(
-            completions, replies, advantages.tolist(), strict=True
+            completions, all_observations, advantages.tolist(), strict=True
         ):
             if value < 0 and correction == "positive_only" and group.provenance is not _OWN:
                 continue
@@ -192,11 +193,11 @@ def _advantages(name: AdvantageName, rewards: Sequence[float]) -> NDArray[np.flo
 
 
 def _between(ends: Sequence[int], observations: Sequence[str], bridge: Encode) -> tuple[Given, ...]:
-    """The encoded replies. A reply that no token follows is left out: a foreign last turn that was
-    cut may be an empty text."""
+    """The encoded observations. An observation that no token follows is left out: a foreign last
+    turn that was cut may be an empty text."""
     return tuple(
-        (end, tuple(bridge(reply)))
-        for end, reply in zip(ends[:-1], observations, strict=True)
+        (end, tuple(bridge(observation)))
+        for end, observation in zip(ends[:-1], observations, strict=True)
         if end < ends[-1]
     )
 

@@ -13,7 +13,7 @@ groups) until it is trained on or dropped.
 I own and J external groups make a training batch of B. An own group takes a staleness slot and a
 queue slot together. An interrupted group keeps its slots until a later sampling batch completes it.
 A pull in flight reserves an external slot (`Exchange.on_offer`). A drop gives every slot back: the
-group expired, was displaced, filtered or refused, or its sampling or judging failed.
+group expired, was displaced, filtered or refused, or its sampling or scoring failed.
 
 Staleness slots are AReaL's admission control (arXiv 2505.24298): a group that begins behind n
 others is trained on about n / I updates later, so its lag stays within `max_staleness`. With a

@@ -23,7 +23,8 @@ PROMPT_TOKENS = 256
 #: Tokens that a chat template adds, and bytes of a question for each of its tokens. Words have four
 #: and more, but digits and single letters are tokens of their own.
 _TEMPLATE_TOKENS, _TOKEN_BYTES = 48, 2
-#: Tokens of a reply between two turns of a dialogue: its most characters at four a token.
+#: Tokens of an observation between two turns of a multi-turn rollout: its most characters at four a
+#: token.
 REPLY_TOKENS = 256
 #: So many checkpoints are on a disk that has the room, the one that is being written included.
 KEPT_CHECKPOINTS = 3

@@ -56,15 +56,15 @@ _BASES = {"auto": (False, True), "whole": (False,), "nf4": (True,)}
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The work to plan for: `rows` answers of at most `max_new_tokens` at once, or dialogues of
-    `turns` turns, each as long as an answer. `lora_rank` is the user's choice; None leaves it to
-    the plan. `dtype` is the type of matrix products and of the sampler. With `eight_bit`, the
-    optimizer's moments have eight bits. With `can_sleep`, the engine can free its memory while the
-    trainer works. With `one_base`, the sampler shares the trainer's frozen weights. With `vllm`,
-    vLLM samples. `base` says how a frozen base may be held. `processes` processes train, each on a
-    GPU of its own, and an engine may be spread over `cards` of these. For `repeats_heads` see
-    `TrainingMethod`. A prompt has `prompt_tokens`, and the batch of an update at most `groups`
-    groups of `group_size` answers."""
+    """The work to plan for: `rows` answers of at most `max_new_tokens` at once, or multi-turn
+    rollouts of `turns` turns, each as long as an answer. `lora_rank` is the user's choice; None
+    leaves it to the plan. `dtype` is the type of matrix products and of the sampler. With
+    `eight_bit`, the optimizer's moments have eight bits. With `can_sleep`, the engine can free its
+    memory while the trainer works. With `one_base`, the sampler shares the trainer's frozen
+    weights. With `vllm`, vLLM samples. `base` says how a frozen base may be held. `processes`
+    processes train, each on a GPU of its own, and an engine may be spread over `cards` of these.
+    For `repeats_heads` see `TrainingMethod`. A prompt has `prompt_tokens`, and the batch of an
+    update at most `groups` groups of `group_size` answers."""
 
     rows: int = 64
     max_new_tokens: int = 24

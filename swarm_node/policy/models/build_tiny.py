@@ -4,10 +4,9 @@ also builds smaller and larger variants, for swarms of unlike nodes.
 A node runs one of them by default: it is small enough for one CPU core, and reinforcement learning
 can improve it. Its warm start is a *noisy* corpus. Most answers there are right but end in a mark
 that scores nothing, and only a few have the ending that their family asks for. So the model has the
-skill but seldom uses it, and reinforcement learning makes it use the skill more often. In dialogues
-the last turns are noisy in the same way: most listen and end in a mark, or do not listen. Earlier
-turns are mostly right, so that the model hears replies.
-"""
+skill but seldom uses it, and reinforcement learning makes it use the skill more often. In
+multi-turn rollouts the last turns are noisy in the same way: most listen and end in a mark, or do
+not listen. Earlier turns are mostly right, so that the model hears observations."""
 
 from __future__ import annotations
 
@@ -34,16 +33,16 @@ PAD, BOS, EOS, SEP = range(4)
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>", "<sep>")
 FIRST_BYTE_ID = len(SPECIAL_TOKENS)
 STEPS = 2500
-DIALOGUE_STEPS = 3000
+MULTI_TURN_STEPS = 3000
 MAX_POSITIONS = 1024
 #: A conversation is its contents between <bos> and <sep>; there are no roles.
 CHAT_TEMPLATE = (
     "{{ '<bos>' }}{% for message in messages %}{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<sep>' }}{% endif %}"
 )
-#: The roles of a dialogue, in the same tokens: a question and a reply end in <sep>, what the
-#: model says in <eos>.
-DIALOGUE_TEMPLATE = (
+#: The roles of a multi-turn rollout, in the same tokens: a question and an observation end in
+#: <sep>, what the model says in <eos>.
+MULTI_TURN_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'assistant' %}"
     "{{ message['content'] + '<eos>' }}{% else %}{{ '<bos>' + message['content'] }}"
     "{% if add_generation_prompt or not loop.last %}{{ '<sep>' }}{% endif %}{% endif %}{% endfor %}"
@@ -83,7 +82,7 @@ class Noise:
 
 
 SHIPPED_NOISE = Noise()
-#: Of a dialogue: turns that a reply follows, and last turns.
+#: Of a multi-turn rollout: turns that an observation follows, and last turns.
 EARLIER_NOISE = Noise(bare_share=0.9, wrong_share=0.03, evasive_share=0.03)
 LAST_NOISE = Noise(bare_share=0.12, wrong_share=0.45, evasive_share=0.03)
 
@@ -91,15 +90,15 @@ LAST_NOISE = Noise(bare_share=0.12, wrong_share=0.45, evasive_share=0.03)
 #: the phrases as tokens they have 69, 166 and 824 thousand weights.
 _SIZES = {"small": (48, 144, 2), "tiny": (64, 192, 3), "medium": (128, 384, 4)}
 _TOKENIZERS = ("phrases", "words")
-_CORPORA = ("answers", "dialogues")
+_CORPORA = ("single-turn", "multi-turn")
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """Recipe of a model; the default is the shipped one for answers. Both tokenizers have a token
-    for each byte. "phrases" adds one for each fixed part of a question or reply, "words" one for
-    each common word and each pair of digits. So one text has different ids and lengths in the two
-    tokenizers. The chat template of a model for `dialogues` has roles.
+    for each byte. "phrases" adds one for each fixed part of a question or observation, "words" one
+    for each common word and each pair of digits. So one text has different ids and lengths in the
+    two tokenizers. The chat template of a model for the corpus "multi-turn" has roles.
 
     Raises:
         ConfigError: there is no such size, tokenizer or corpus, or nothing to train.
@@ -110,7 +109,7 @@ class Recipe:
     noise: Noise = SHIPPED_NOISE
     steps: int = STEPS
     seed: int = 0
-    corpus: str = "answers"
+    corpus: str = "single-turn"
 
     def __post_init__(self) -> None:
         for name, value, choices in (
@@ -127,7 +126,7 @@ class Recipe:
 
 
 SHIPPED = Recipe()
-SHIPPED_TALK = Recipe(noise=LAST_NOISE, steps=DIALOGUE_STEPS, corpus="dialogues")
+SHIPPED_TALK = Recipe(noise=LAST_NOISE, steps=MULTI_TURN_STEPS, corpus="multi-turn")
 
 
 def shipped_recipe(
@@ -139,16 +138,17 @@ def shipped_recipe(
     Raises:
         ConfigError: as `Recipe` and `Noise`.
     """
-    base = SHIPPED_TALK if corpus == "dialogues" else replace(SHIPPED, corpus=corpus)
+    base = SHIPPED_TALK if corpus == "multi-turn" else replace(SHIPPED, corpus=corpus)
     noise = replace(base.noise, **{name: of for name, of in shares.items() if of is not None})
     overrides: dict[str, Any] = {name: of for name, of in changes.items() if of is not None}
     return replace(base, noise=noise, **overrides)
 
 
 class CorpusItem(NamedTuple):
-    """A question with its right answer; `family` names the kind of task. In a dialogue `answer` is
-    what an author said first. `later_turns` has the reply to it, what the author said next, and so
-    on. These words are spoilt already, because what is said decides what follows."""
+    """A question with its right answer; `family` names the kind of task. In a multi-turn rollout
+    `answer` is what an author said first. `later_turns` has the observation to it, what the author
+    said next, and so on. These words are spoilt already, because what is said decides what
+    follows."""
 
     family: str
     question: str
@@ -172,7 +172,7 @@ def build_tiny(
 
     first = list(islice(corpus, _PHRASE_ITEMS))
     miner = mine_phrases if recipe.tokenizer == "phrases" else mine_words
-    tokenizer = build_tokenizer(miner([*first, *_replies(first)]))
+    tokenizer = build_tokenizer(miner([*first, *_observations(first)]))
     config = tiny_config(tokenizer.get_vocab_size(), recipe.size)
     model = CausalLM(config, generator=torch.Generator().manual_seed(recipe.seed))
     threads = torch.get_num_threads()
@@ -180,7 +180,7 @@ def build_tiny(
     torch.set_num_threads(1)
     try:
         items: Iterator[CorpusItem] = chain(first, corpus)
-        if recipe.corpus == "answers":
+        if recipe.corpus == "single-turn":
             rng = random.Random(recipe.seed)  # noqa: S311 - reproducible, not secret
             items = noisy_corpus(items, rng, recipe.noise)
         _warm_start(model, _sequences(items, tokenizer.encode), recipe.steps, progress)
@@ -293,11 +293,14 @@ def spoilt(right: str, wrong_answer: Callable[[], str], rng: random.Random, nois
     return stem + rng.choice([ending for ending in _ENDINGS if ending != right[len(stem) :]])
 
 
-def _replies(items: Iterable[CorpusItem]) -> Iterator[CorpusItem]:
-    """The replies of dialogues as questions; those with the same letters are of one family."""
+def _observations(items: Iterable[CorpusItem]) -> Iterator[CorpusItem]:
+    """The observations of multi-turn rollouts as questions; those with the same letters are of one
+    family."""
     for item in items:
-        for reply in item.later_turns[::2]:
-            yield CorpusItem(f"{item.family} {''.join(filter(str.isalpha, reply))}", reply, "")
+        for observation in item.later_turns[::2]:
+            yield CorpusItem(
+                f"{item.family} {''.join(filter(str.isalpha, observation))}", observation, ""
+            )
 
 
 def _longest_shared(texts: list[str]) -> str:
@@ -393,7 +396,7 @@ def _tokenizer_config(corpus: str) -> dict[str, Any]:
         "unk_token": pad,
         "model_max_length": MAX_POSITIONS,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE if corpus == "answers" else DIALOGUE_TEMPLATE,
+        "chat_template": CHAT_TEMPLATE if corpus == "single-turn" else MULTI_TURN_TEMPLATE,
     }
 
 

@@ -22,8 +22,8 @@ _CPU_RANK = 16
 
 
 class Lengths(NamedTuple):
-    """What an environment's tasks take: the most `turns` of a dialogue, and the UTF-8 bytes of the
-    longest of some prompts, 0 if they are not known."""
+    """What an environment's tasks take: the most `turns` of a multi-turn rollout, and the UTF-8
+    bytes of the longest of some prompts, 0 if they are not known."""
 
     turns: int = 1
     prompt_bytes: int = 0

@@ -68,7 +68,7 @@ def difference(trainer_logps: Sequence[float], engine_logps: Sequence[float]) ->
 def verdict(
     differences: Sequence[float], tolerance: float
 ) -> Literal["taken", "load again", "restart"]:
-    """Judge a version by its measurements, of which the last is the newest: the engine has the
+    """Check a version by its measurements, of which the last is the newest: the engine has the
     weights, should load them again, or must be replaced."""
     if differences[-1] <= tolerance:
         return "taken"

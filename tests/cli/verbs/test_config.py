@@ -173,7 +173,7 @@ def test_settings_that_a_founded_home_got_later_are_missed_too(tmp_path: Path) -
     arguments = ["config", "set", "run.seed=1", "--home", str(tmp_path)]
     assert CliRunner().invoke(app, arguments).exit_code == 0
     (tmp_path / "settings.json").unlink()
-    (fault,) = home.judged().faults
+    (fault,) = home.state().faults
     assert (fault.file, fault.level) == ("settings.json", "warning")
     assert "backup" in fault.remedy
 

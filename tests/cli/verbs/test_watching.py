@@ -55,7 +55,7 @@ def test_samples_show_question_answer_author_and_verdict(width: int) -> None:
 
 def test_a_dialogue_is_shown_turn_by_turn() -> None:
     asked = "Guess my number from 12 to 14."
-    row = SampleRow("guess", asked, "", 1.0, 7, dialogue=["13", HOSTILE, ""])
+    row = SampleRow("guess", asked, "", 1.0, 7, turns=["13", HOSTILE, ""])
     text = printed(samples_view([row], []), 60)
     lines = [line.split() for line in text.splitlines()]
     assert lines[1] == ["local", "v7", *asked.split(), "✓"]

@@ -103,8 +103,8 @@ def test_status_counts_turns_and_what_a_rerun_rejects() -> None:
 
     assert shown(1.75).endswith("; 1.8 turns per rollout")
     assert "turns" not in shown(1.0) + shown(None), "single answers, and none yet"
-    counts = {"replay": 3, "unreachable": 2}
-    assert rejected(msgspec.structs.replace(QUIET, rejected=counts)) == "3 replay"
+    counts = {"rerun_mismatch": 3, "unreachable": 2}
+    assert rejected(msgspec.structs.replace(QUIET, rejected=counts)) == "3 rerun_mismatch"
 
 
 def test_a_used_ticket_stays_used_while_its_holder_is_away_and_who_tried_it_holds_it_not() -> None:

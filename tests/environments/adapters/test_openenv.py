@@ -37,27 +37,27 @@ def test_steps_are_json_until_one_is_done_and_the_last_reward_counts() -> None:
     ball = environment.question(task).split('"ball": ')[1].split(",")[0]
     assert prompt[1] == f'{{"ball": {ball}, "left": 3}}'
     away, there = '{"column": 1000000}', f'{{"column": {ball}}}'
-    assert environment.reply(task, [away]) == f'{{"ball": {ball}, "left": 2}}'
-    assert environment.reply(task, [away, away, there]) is None
-    assert environment.judge(task, [away, away, there]) == 1.0
-    assert environment.judge(task, [there, there, away]) == 0.0
-    assert environment.judge(task, [there]) == 1.0
+    assert environment.observation(task, [away]) == f'{{"ball": {ball}, "left": 2}}'
+    assert environment.observation(task, [away, away, there]) is None
+    assert environment.reward(task, [away, away, there]) == 1.0
+    assert environment.reward(task, [there, there, away]) == 0.0
+    assert environment.reward(task, [there]) == 1.0
 
 
 @pytest.mark.parametrize("said", ["left", "{}", '{"column": "x"}', '{"column": 1, "done": true}'])
 def test_a_text_that_is_no_action_ends_the_episode(said: str) -> None:
     environment = made("Catch")
     task = environment.derive(reference(environment))
-    assert environment.reply(task, [said]) is None
-    assert environment.judge(task, [said]) == 0.0
+    assert environment.observation(task, [said]) is None
+    assert environment.reward(task, [said]) == 0.0
 
 
 def test_one_field_of_text_is_the_whole_turn() -> None:
     environment = made("Echo")
     task = environment.derive(reference(environment))
     assert environment.render(task).startswith("ready ")
-    assert environment.reply(task, ["hello"]) == "hello"
-    assert environment.judge(task, ["hello", "hello you"]) == 0.09
+    assert environment.observation(task, ["hello"]) == "hello"
+    assert environment.reward(task, ["hello", "hello you"]) == 0.09
     other = environment.derive(reference(environment, 12))
     assert environment.render(other) != environment.render(task)
 

@@ -12,7 +12,7 @@ from builders import ROOT
 
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.splits.splitting import SplitEnvironment
-from swarm_node.environments.workers.scoring_worker import Transcript, replay_dialogue
+from swarm_node.environments.workers.scoring_worker import Transcript, rerun
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
@@ -59,13 +59,13 @@ def test_calls_are_answered_and_counted_from_the_first_turn_on() -> None:
     task = environment.derive(reference(environment))
     target = int(environment.question(task).split()[-1].rstrip("."))
     first, rest = call({"step": 1}), call({"step": 1, "times": target - 1})
-    assert environment.reply(task, [first]) == told(1)
-    assert environment.reply(task, [first, rest]) == told(target)
-    assert environment.reply(task, [first, rest, "done"]) is None
-    assert environment.judge(task, [first, rest, "done"]) == 1.0
-    assert environment.judge(task, [first, rest]) == 1.0, "calls of the last turn count"
-    assert environment.judge(task, [first + rest]) == 1.0, "a turn may have several calls"
-    assert environment.judge(task, ["done"]) == 0.0
+    assert environment.observation(task, [first]) == told(1)
+    assert environment.observation(task, [first, rest]) == told(target)
+    assert environment.observation(task, [first, rest, "done"]) is None
+    assert environment.reward(task, [first, rest, "done"]) == 1.0
+    assert environment.reward(task, [first, rest]) == 1.0, "calls of the last turn count"
+    assert environment.reward(task, [first + rest]) == 1.0, "a turn may have several calls"
+    assert environment.reward(task, ["done"]) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_calls_are_answered_and_counted_from_the_first_turn_on() -> None:
 )
 def test_a_call_that_fails_is_told_to_the_model(said: str, answer: str) -> None:
     environment = made("IncrementEnv")
-    reply = environment.reply(environment.derive(reference(environment)), [said])
+    reply = environment.observation(environment.derive(reference(environment)), [said])
     assert reply.startswith(f"<tool_response>\n{answer}")
 
 
@@ -110,7 +110,7 @@ def test_rows_reach_reset_and_decide_what_is_held_out(tmp_path: Path) -> None:
         task = environment.derive(reference(environment, seed))
         question = environment.question(task)
         number = int(question.split()[1].rstrip("."))
-        assert environment.judge(task, [call({"step": number}), ""]) == 1.0
+        assert environment.reward(task, [call({"step": number}), ""]) == 1.0
         seen.add(question)
     assert len(seen) > 20
     assert "for training" in environment.notes[0]
@@ -145,7 +145,7 @@ def test_what_cannot_be_replayed_is_refused(cls: str, options: dict[str, Any], w
 
 
 def test_a_server_is_refused_by_its_url() -> None:
-    with pytest.raises(ConfigError, match="can replay"):
+    with pytest.raises(ConfigError, match="can run it again"):
         create_environment("https://my-env.hf.space", {})
 
 
@@ -166,6 +166,6 @@ def test_a_judge_replays_it() -> None:
     environment = made("IncrementEnv", turns=2)
     task = environment.derive(reference(environment))
     target = int(environment.question(task).split()[-1].rstrip("."))
-    line = replay_dialogue(environment, task, Transcript([call({"step": target}), "done"]))
-    assert (line.replies, line.over) == ([told(target)], True)
+    line = rerun(environment, task, Transcript([call({"step": target}), "done"]))
+    assert (line.observations, line.over) == ([told(target)], True)
     assert line.verdict.reward == 1.0

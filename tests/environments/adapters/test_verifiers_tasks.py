@@ -120,5 +120,5 @@ async def test_a_taskset_runs_in_the_environments_process(tasksets: Path) -> Non
         ref = TaskRef(info.name, info.version, info.families[0], 3)
         (prompt,) = await host.render([ref])
         right = str(2 * int(prompt.split()[0]))
-        judged = await host.judge(ref, [right, "x"])
+        judged = await host.score(ref, [right, "x"])
         assert (judged.rewards, judged.faults) == ((1.0, 0.0), 0)

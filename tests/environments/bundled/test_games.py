@@ -14,7 +14,7 @@ from swarm_node.environments.registry import create_environment
 from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.environments.splits.split import is_held_out
 from swarm_node.environments.splits.splitting import SplitEnvironment
-from swarm_node.environments.workers.scoring_worker import Transcript, replay_dialogue
+from swarm_node.environments.workers.scoring_worker import Transcript, rerun
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
@@ -27,8 +27,8 @@ def task(family: str, index: int, environment: SplitEnvironment = GAMES) -> Task
 
 
 def heard(one: Task, *said: str) -> tuple[list[str], float | None]:
-    line = replay_dialogue(GAMES, one, Transcript(list(said)))
-    return line.replies, None if line.verdict is None else line.verdict.reward
+    line = rerun(GAMES, one, Transcript(list(said)))
+    return line.observations, None if line.verdict is None else line.verdict.reward
 
 
 def test_guess_has_as_many_questions_as_a_family_should() -> None:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
+from swarm_node.environments.answers.final import MAX_SCORED_CHARS
 from swarm_node.environments.bundled.drills import create
 from swarm_node.environments.bundled.graded import FAMILIES, GRADED
 from swarm_node.environments.bundled.word_problems import value
@@ -176,7 +176,7 @@ def test_hostile_texts_of_the_longest_size_are_read() -> None:
     made = create("graded")
     task = made.derive(TaskRef(made.name, made.version, "addition-1", 1))
     for piece in ("1 ", "1,", ",", " ", "1", "1,111", "- ", "1or", "$", "\\boxed{", "<answer>"):
-        text = piece * MAX_JUDGED_CHARS
+        text = piece * MAX_SCORED_CHARS
         assert made.score(task, text) == 0.0
 
 

@@ -307,7 +307,7 @@ async def test_in_its_process_an_endless_computation_ends(tmp_path: Path) -> Non
     host = ProcessEnvironmentHost("swarm_node.environments.lists.jsonl:create", options)
     async with started(host) as info:
         ref = TaskRef(info.name, info.version, "sums", 1)
-        judged = await host.judge(ref, ["7", "9**9**9**9", "\\boxed{7}"])
+        judged = await host.score(ref, ["7", "9**9**9**9", "\\boxed{7}"])
         assert judged.rewards == (1.0, 0.0, 1.0)
 
 

@@ -16,7 +16,6 @@ from lasting import started
 from swarm_node.environments.base import Environment
 from swarm_node.environments.extras import installed
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.judgement import Judgement
 from swarm_node.environments.programs.environment import (
     MAX_TESTS,
     STEPS,
@@ -25,6 +24,7 @@ from swarm_node.environments.programs.environment import (
     tidied,
 )
 from swarm_node.environments.registry import create_environment
+from swarm_node.environments.scores import GroupScores
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
@@ -127,18 +127,18 @@ def test_no_cheat_scores(environment: Environment, name: str) -> None:
     assert environment.score(task, honest(task.payload.question)) == 1.0
 
 
-def judged(path: Path, texts: Mapping[str, Sequence[str]]) -> tuple[dict[str, Judgement], int]:
+def judged(path: Path, texts: Mapping[str, Sequence[str]]) -> tuple[dict[str, GroupScores], int]:
     """Judgements of the node's own process, and the number of lost judges. `texts` have QUESTION
     for the right program."""
 
-    async def play() -> tuple[dict[str, Judgement], int]:
+    async def play() -> tuple[dict[str, GroupScores], int]:
         host = ProcessEnvironmentHost("programs", {"path": str(path)})
         async with started(host) as info:
             ref = TaskRef(info.name, info.version, info.families[0], task_seed("judged"))
             (prompt,) = await host.render([ref])
             right = honest(prompt)
             return {
-                name: await host.judge(
+                name: await host.score(
                     ref, [text.replace("RIGHT", right) for text in group], "peers"
                 )
                 for name, group in texts.items()

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lasting import started
 
-from swarm_node.environments.base import MAX_REPLY_CHARS, Task
+from swarm_node.environments.base import MAX_OBSERVATION_CHARS, Task
 from swarm_node.environments.extras import installed
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.programs.environment import Failure, create, told
@@ -21,7 +21,7 @@ from swarm_node.environments.programs.runtime import Outcome
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.splits.splitting import SplitEnvironment
-from swarm_node.environments.workers.scoring_worker import ReplayedLine, Transcript, replay_dialogue
+from swarm_node.environments.workers.scoring_worker import RerunLine, Transcript, rerun
 from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
@@ -62,11 +62,11 @@ def derived(environment: SplitEnvironment, family: str = "sums", seed: int = 5) 
     return environment.derive(TaskRef(environment.name, environment.version, family, seed))
 
 
-def replayed(environment: SplitEnvironment, task: Task, *texts: str) -> ReplayedLine:
-    return replay_dialogue(environment, task, Transcript(list(texts)))
+def replayed(environment: SplitEnvironment, task: Task, *texts: str) -> RerunLine:
+    return rerun(environment, task, Transcript(list(texts)))
 
 
-def rewarded(line: ReplayedLine) -> float:
+def rewarded(line: RerunLine) -> float:
     assert line.over
     assert (line.verdict.fault, line.verdict.raised) == ("", "")
     return line.verdict.reward
@@ -79,12 +79,12 @@ def test_a_program_that_passes_the_public_tests_ends_the_dialogue(
     task = derived(environment)
     question = environment.question(task)
     line = replayed(environment, task, f"So:\n```python\n{honest(question)}\n```")
-    assert (environment.turns, line.replies, rewarded(line)) == (2, [], 1.0)
+    assert (environment.turns, line.observations, rewarded(line)) == (2, [], 1.0)
     # Right in all public tests, and in none that decides.
     learnt = f"a, b = input().split()\n{examples_only(question)[:-1]} * int(a) + int(b) % 899)"
     learnt = learnt.replace("% 899", "// 900 * 900")
     line = replayed(environment, task, learnt)
-    assert (line.replies, rewarded(line)) == ([], 0.0)
+    assert (line.observations, rewarded(line)) == ([], 0.0)
     # Who goes on after the end is told so.
     assert replayed(environment, task, honest(question), "more").verdict is None
 
@@ -103,9 +103,9 @@ def test_the_last_program_is_judged_by_private_tests(environment: SplitEnvironme
         (["print(3)", right.replace("+ b)", "+ b if b != 900 else 0)")], 1.0),
     ):
         line = replayed(environment, task, *texts)
-        assert (len(line.replies), rewarded(line)) == (1, reward), texts
-    cut = replay_dialogue(environment, task, Transcript([right], cut=True))
-    assert (cut.replies, rewarded(cut)) == ([], 1.0)
+        assert (len(line.observations), rewarded(line)) == (1, reward), texts
+    cut = rerun(environment, task, Transcript([right], cut=True))
+    assert (cut.observations, rewarded(cut)) == ([], 1.0)
 
 
 @needs_extra
@@ -131,7 +131,7 @@ def test_the_first_failed_test_is_told(
     if program.startswith("RIGHT"):  # right for the first public test, and not for the second
         program = right.replace("+ b)", "if not b else 0)")
     line = replayed(environment, task, program)
-    assert line.replies == [f"Wrong for this input:\n{told}{AGAIN}"]
+    assert line.observations == [f"Wrong for this input:\n{told}{AGAIN}"]
     assert not line.over
 
 
@@ -139,7 +139,7 @@ def test_the_first_failed_test_is_told(
 @pytest.mark.parametrize("text", ["", "```\n```", "print(1)\0"])
 def test_an_answer_without_a_program_is_told_so(environment: SplitEnvironment, text: str) -> None:
     line = replayed(environment, derived(environment), text)
-    assert line.replies == [f"There is no program in the answer.\n{AGAIN}"]
+    assert line.observations == [f"There is no program in the answer.\n{AGAIN}"]
 
 
 @given(
@@ -149,7 +149,7 @@ def test_an_answer_without_a_program_is_told_so(environment: SplitEnvironment, t
 )
 def test_every_reply_can_be_sent(stdin: bytes, stdout: bytes, end: Any) -> None:
     reply = told(Failure(stdin, Outcome(stdout, 1, end)))
-    assert len(reply) <= MAX_REPLY_CHARS
+    assert len(reply) <= MAX_OBSERVATION_CHARS
     assert reply.encode().decode() == reply
     assert reply.endswith(AGAIN)
 
@@ -192,7 +192,7 @@ def test_no_cheat_and_no_hostile_program_scores_or_hears_a_secret_in_either_turn
     for name, program in {**CHEATS, **HOSTILE}.items():
         line = replayed(environment, task, program, program)
         assert rewarded(line) == 0.0, name
-        (reply,) = line.replies
+        (reply,) = line.observations
         assert reply.startswith("Wrong for this input:\nshown\n"), name
         for secret in (SECRET_IN, SECRET_OUT, "root:", "uid=", str(Path.home())):
             assert secret.strip() not in reply, name
@@ -219,14 +219,14 @@ async def test_hostile_dialogues_end_no_confined_judge_and_change_no_verdict(exa
             ]
             for some in (programs[at : at + 6] for at in range(0, len(programs), 6))
         ]
-        groups = [list((await host.replay(ref, group)).dialogues) for group in asked]
+        groups = [list((await host.rerun(ref, group)).reruns) for group in asked]
         assert host.losses == 0
     for group in groups:
         *hostile, late, honest_one = group
         assert [each.reward for each in hostile] == [0.0] * len(hostile)
-        assert (late.reward, honest_one.reward, honest_one.replies) == (1.0, 1.0, ())
+        assert (late.reward, honest_one.reward, honest_one.observations) == (1.0, 1.0, ())
         assert {(each.is_over, each.fault, each.exception) for each in group} == {(True, "", "")}
-        assert all(len(each.replies) == 1 for each in (*hostile, late))
+        assert all(len(each.observations) == 1 for each in (*hostile, late))
 
 
 @needs_extra

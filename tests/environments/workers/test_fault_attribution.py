@@ -16,9 +16,9 @@ from swarm_node.environments.workers.fault_attribution import (
     WAITED,
     WAITED_TRIES,
     Attempt,
-    JudgeEnd,
     Reason,
     Step,
+    WorkerEnd,
     next_step,
     reason_of,
 )
@@ -43,11 +43,11 @@ def test_every_status_has_a_reason_that_follows_from_what_the_judge_used(
         elif seconds == USED:
             timers = {-signal.SIGPROF: "timeout", -signal.SIGVTALRM: "derive"}
             expected = timers.get(status, "crashed")
-        assert reason_of(JudgeEnd(status, seconds, grown), 5.0) == expected, status
+        assert reason_of(WorkerEnd(status, seconds, grown), 5.0) == expected, status
 
 
 def test_a_judge_whose_environment_died_is_this_nodes_fault() -> None:
-    assert reason_of(JudgeEnd(None), 5.0) == "own"
+    assert reason_of(WorkerEnd(None), 5.0) == "own"
 
 
 @pytest.mark.parametrize("reason", REASONS)

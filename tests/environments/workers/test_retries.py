@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.judgement import Judgement
+from swarm_node.environments.scores import GroupScores
 from swarm_node.environments.splits.split import with_split
 from swarm_node.environments.workers import processes
 from swarm_node.errors import UnknownTaskError
@@ -77,11 +77,11 @@ class Machine:
             await asyncio.sleep(0.001)
         return pid
 
-    async def send(self, number: int, part: str = "judge_peers") -> None:
+    async def send(self, number: int, part: str = "scoring_peers") -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(await self.pid(part), number)
 
-    async def limit(self, which: int, limit: int, part: str = "judge_peers") -> None:
+    async def limit(self, which: int, limit: int, part: str = "scoring_peers") -> None:
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(await self.pid(part), which, (limit, limit))
 
@@ -132,9 +132,9 @@ class Machine:
         await self.environment_killed()
 
     async def pipe_closed(self) -> None:
-        await self.pid("judge_peers")
+        await self.pid("scoring_peers")
         await asyncio.sleep(0)  # its streams are opened as soon as it is known
-        if (streams := self.host._judges["peers"]._streams) is not None:
+        if (streams := self.host._scoring_workers["peers"]._streams) is not None:
             streams[1].transport.abort()
 
     async def node_without_descriptors(self) -> None:
@@ -178,16 +178,16 @@ async def running(machine: Machine) -> AsyncIterator[ProcessEnvironmentHost]:
         await machine.host.close()
 
 
-async def judge(machine: Machine) -> Judgement:
-    return await machine.host.judge(REF, TEXTS, "peers")
+async def score(machine: Machine) -> GroupScores:
+    return await machine.host.score(REF, TEXTS, "peers")
 
 
-def blames(judged: Judgement | BaseException) -> bool:
+def blames(judged: GroupScores | BaseException) -> bool:
     """Check for anything that a peer would be refused for."""
     if isinstance(judged, BaseException):
         assert isinstance(judged, UnknownTaskError), judged
         return True
-    return bool(judged.loss_reason) or (judged.rewards != REWARDS and not judged.unjudged)
+    return bool(judged.loss_reason) or (judged.rewards != REWARDS and not judged.unscored)
 
 
 async def blamed_for(machine: Machine, count: int, seed: int) -> list[str]:
@@ -199,7 +199,7 @@ async def blamed_for(machine: Machine, count: int, seed: int) -> list[str]:
             fault = FAULTS[index] if index < len(FAULTS) else rng.choice(FAULTS)
             delay = rng.uniform(0.0, 0.05)
             if rng.random() < 0.5:
-                await machine.host._judges["peers"].close()  # it befalls a fresh judge
+                await machine.host._scoring_workers["peers"].close()  # it befalls a fresh judge
 
             async def befall(
                 fault: Callable[[Machine], Awaitable[None]] = fault, delay: float = delay
@@ -207,16 +207,16 @@ async def blamed_for(machine: Machine, count: int, seed: int) -> list[str]:
                 await asyncio.sleep(delay)
                 await fault(machine)
 
-            judged, _ = await asyncio.gather(judge(machine), befall(), return_exceptions=True)
+            judged, _ = await asyncio.gather(score(machine), befall(), return_exceptions=True)
             if blames(judged):
                 blamed.append(fault.__name__)
-            if isinstance(judged, BaseException) or judged.unjudged:
+            if isinstance(judged, BaseException) or judged.unscored:
                 await machine.mended()
             machine.slow.unlink(missing_ok=True)
-            after = await judge(machine)
-            if after.unjudged:  # the fault came after the first one was judged
+            after = await score(machine)
+            if after.unscored:  # the fault came after the first one was judged
                 await machine.mended()
-                after = await judge(machine)
+                after = await score(machine)
             assert after.rewards == REWARDS, (fault.__name__, after, judged)
     return blamed
 
@@ -244,7 +244,7 @@ async def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_
         rng = random.Random(2)
         while len(killed) < 8:
             await asyncio.sleep(rng.uniform(0.02, 0.15))
-            pid = await machine.pid("judge_peers")
+            pid = await machine.pid("scoring_peers")
             await machine.send(signal.SIGKILL)
             killed.add(pid)
 
@@ -252,11 +252,11 @@ async def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_
         async with asyncio.TaskGroup() as group:
             killing = group.create_task(kill())
             while not killing.done():
-                judged = await judge(machine)
+                judged = await score(machine)
                 assert judged.loss_reason == ""
-                assert judged.rewards == REWARDS or judged.unjudged == "killed"
-                scored += not judged.unjudged
-        assert (await judge(machine)).rewards == REWARDS
+                assert judged.rewards == REWARDS or judged.unscored == "killed"
+                scored += not judged.unscored
+        assert (await score(machine)).rewards == REWARDS
     assert len(killed) == 8
     assert scored > 0
 
@@ -284,10 +284,10 @@ async def test_a_judge_on_a_starved_core_blames_nobody(machine: Machine) -> None
             environment = await machine.pid("environment")
             os.sched_setaffinity(environment, {core})
             os.setpriority(os.PRIO_PROCESS, environment, 19)
-            await machine.host._judges["peers"].close()
+            await machine.host._scoring_workers["peers"].close()
             for _ in range(3):
-                judged = await judge(machine)
+                judged = await score(machine)
                 assert judged.loss_reason == ""
-                assert judged.rewards == REWARDS or judged.unjudged
+                assert judged.rewards == REWARDS or judged.unscored
         await machine.mended()
-        assert (await judge(machine)).rewards == REWARDS
+        assert (await score(machine)).rewards == REWARDS

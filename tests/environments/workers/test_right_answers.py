@@ -98,7 +98,7 @@ async def test_an_answer_that_cannot_be_said_is_an_error(made: ProcessEnvironmen
 async def test_a_judge_that_somebody_kills_costs_no_answer(made: ProcessEnvironmentHost) -> None:
     async with started(made):
         before = made.losses
-        pid = made.pids["judge_own"]
+        pid = made.pids["scoring_own"]
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         found = await made.score_answers(refs(1, 2))

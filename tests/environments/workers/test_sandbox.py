@@ -16,7 +16,7 @@ from builders import ROOT
 from lasting import LastingHost, lasting_host, started
 
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.judgement import Judgement
+from swarm_node.environments.scores import GroupScores
 from swarm_node.environments.splits.split import with_split
 from swarm_node.environments.workers.messages import Sandbox
 from swarm_node.rollout import TaskRef
@@ -222,10 +222,10 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LastingHost]:
 
 
 @pytest.fixture
-def judged(lasting: LastingHost) -> Iterator[Callable[[list[str]], Judgement]]:
+def judged(lasting: LastingHost) -> Iterator[Callable[[list[str]], GroupScores]]:
     """Have statements run by a confined judge; their rewards are 1 where they escaped."""
     before = children()
-    yield lambda texts: lasting.use(lambda host: host.judge(REF, texts))
+    yield lambda texts: lasting.use(lambda host: host.score(REF, texts))
     assert children() <= before | lasting.pids
 
 
@@ -235,7 +235,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
-def test_code_that_does_no_harm_runs(judged: Callable[..., Judgement]) -> None:
+def test_code_that_does_no_harm_runs(judged: Callable[..., GroupScores]) -> None:
     """The control: statements do run, and what they may do they can."""
     harmless = ["sum(range(10))", "import asyncio; asyncio.run(asyncio.sleep(0))", "time.time()"]
     assert judged([*harmless, "import json.tool", "os.stat('/')", "raise ValueError"]).rewards == (
@@ -246,7 +246,7 @@ def test_code_that_does_no_harm_runs(judged: Callable[..., Judgement]) -> None:
 
 @pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
 def test_nothing_that_a_text_tries_leaves_its_judge(
-    judged: Callable[..., Judgement], tmp_path: Path
+    judged: Callable[..., GroupScores], tmp_path: Path
 ) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -362,7 +362,7 @@ def test_most_of_it_succeeds_where_nothing_confines(tmp_path: Path) -> None:
     ],
 )
 def test_what_ends_a_judge_costs_its_own_reward_only(
-    judged: Callable[..., Judgement], statement: str, reason: str
+    judged: Callable[..., GroupScores], statement: str, reason: str
 ) -> None:
     """Among it forged replies: what is no frame, no reply, or none to this request."""
     muffled = f"import contextlib\nwith contextlib.suppress(OSError):\n  {statement}"
@@ -373,7 +373,7 @@ def test_what_ends_a_judge_costs_its_own_reward_only(
 
 @pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
 def test_what_a_text_prints_reaches_nobody_who_reads_replies(
-    judged: Callable[..., Judgement],
+    judged: Callable[..., GroupScores],
 ) -> None:
     forged = "sys.stdout.write('x' * 9999); os.write(1, b'y' * 9999); raise ValueError"
     assert judged([forged, "1"]).rewards == (0.0, 1.0)

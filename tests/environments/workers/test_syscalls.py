@@ -15,7 +15,7 @@ from swarm_node.environments.workers.syscalls import (
     _NOT_THERE,
     _PLAIN,
     ARCHITECTURES,
-    judge_filter,
+    scoring_filter,
 )
 
 ALLOWED, EPERM = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO | EPERM
@@ -26,7 +26,7 @@ def decided(machine: str, number: int, *arguments: int) -> int:
     architecture, _ = ARCHITECTURES[machine]
     given = [*arguments, *(0,) * (6 - len(arguments))]
     data = struct.pack("<IIQ6Q", number, architecture, 0, *given)
-    program = judge_filter(machine, 1)
+    program = scoring_filter(machine, 1)
     assert program is not None
     steps, at, accumulator = list(struct.iter_unpack("=HBBI", program)), 0, 0
     while True:
@@ -84,8 +84,8 @@ def test_the_machines_are_named_as_the_kernels_audit_names_them() -> None:
 
 
 def test_a_filter_is_made_for_known_machines_only() -> None:
-    assert judge_filter("riscv64", 1) is None
-    programs = [judge_filter(machine, 1) for machine in ("x86_64", "aarch64")]
+    assert scoring_filter("riscv64", 1) is None
+    programs = [scoring_filter(machine, 1) for machine in ("x86_64", "aarch64")]
     assert all(
         program and len(program) % 8 == 0 and len(program) < 8 * 4096 for program in programs
     )

@@ -23,7 +23,7 @@ from exchange_sides import (
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import HomeError
-from swarm_node.p2p.exchange.publishing import OwnGroup
+from swarm_node.p2p.exchange.publishing import LocalGroup
 from swarm_node.p2p.exchange.verify import restored_group, restored_groups
 from swarm_node.p2p.peers.standing import BLAMELESS, STRIKES
 from swarm_node.p2p.transports.memory import MemoryNetwork
@@ -114,7 +114,7 @@ async def test_wrong_answers_claimed_right_teach_nothing(
     network: MemoryNetwork, liar: Side, bob: Side
 ) -> None:
     lie = make_group(liar.task(), ["wrong", "also wrong"], [1.0, 0.0])
-    await liar.exchange.publisher.publish([OwnGroup(lie, "")], 0)
+    await liar.exchange.publisher.publish([LocalGroup(lie, "")], 0)
     assert await bob.fetch() == []
     assert bob.rejected == {"zero_advantage": 1}
     assert bob.storage.live(1) == []
@@ -262,7 +262,7 @@ async def test_what_was_taken_once_is_taken_from_nobody_else_and_nobody_is_blame
     group = (await author.group([await right_answer(author, author.task()), "wrong"])).group
     await announce_changed(thief, replace(group, completions=group.completions[::-1]))
     assert len(await bob.fetch()) == 1
-    await author.exchange.publisher.publish([OwnGroup(group, "")], 0)  # the copy was faster
+    await author.exchange.publisher.publish([LocalGroup(group, "")], 0)  # the copy was faster
     await bob.stop()
     reborn = Side(bob.home, network, bob.membership)
     await reborn.start()
@@ -339,7 +339,7 @@ async def test_a_group_of_another_model_is_foreign(
     ref = alice.task()
     texts = [await right_answer(alice, ref), "wrong"]
     other = PolicyRef(bytes(32), bytes(32), 7)
-    made = OwnGroup(make_group(ref, texts, [1.0, 0.0], other), "")
+    made = LocalGroup(make_group(ref, texts, [1.0, 0.0], other), "")
     await alice.exchange.publisher.publish([made], 0)
     (got,) = await bob.fetch()
     assert got.provenance is Provenance.CROSS_MODEL

@@ -11,7 +11,7 @@ import pytest
 from exchange_sides import Side, announce_raw, in_swarm, larger, make_group, right_answer
 
 from swarm_node.clock import SYSTEM_CLOCK
-from swarm_node.p2p.exchange.publishing import OwnGroup
+from swarm_node.p2p.exchange.publishing import LocalGroup
 from swarm_node.p2p.limits.budgets import FREE_SECONDS
 from swarm_node.p2p.membership.statements import revocations
 from swarm_node.p2p.peers.standing import STRIKES
@@ -120,7 +120,7 @@ async def test_not_holding_a_group_is_no_fault_of_a_peer(
 async def _useless(side: Side, count: int, first: int = 0) -> None:
     """Publish groups that look informative and are not."""
     lies = [make_group(side.task(first + i), ["no", "nor this"], [1.0, 0.0]) for i in range(count)]
-    await side.exchange.publisher.publish([OwnGroup(lie, "") for lie in lies], 0)
+    await side.exchange.publisher.publish([LocalGroup(lie, "") for lie in lies], 0)
 
 
 @in_swarm(3)
@@ -261,7 +261,7 @@ async def test_an_author_that_has_had_its_share_waits_and_others_do_not(
         right = await right_answer(side, side.task())
         await side.exchange.publisher.publish([await side.group([right, side.peer_id])], 0)
     await bob.exchange.discovery.send_heartbeat(0, 20.0)
-    bob.effort.judged(costly.peer_id, 1.5 * FREE_SECONDS, SYSTEM_CLOCK.now())
+    bob.effort.charge(costly.peer_id, 1.5 * FREE_SECONDS, SYSTEM_CLOCK.now())
     await bob.list_some(8, 64)
     (got,) = await bob.pull()
     assert got.author == alice.peer_id

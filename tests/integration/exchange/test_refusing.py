@@ -109,7 +109,7 @@ async def test_a_group_that_ended_its_judge_is_refused(
     bob.verifier._judge = dies
     await mallory.publish(0)
     assert await bob.fetch() == []
-    assert bob.rejected["judging"] == 1
+    assert bob.rejected["scoring"] == 1
     assert bob.storage.live(1) == []
 
 
@@ -121,12 +121,12 @@ async def test_a_group_that_this_node_could_not_judge_blames_nobody_and_is_judge
 
     async def killed_once(*arguments: Any) -> Any:
         bob.verifier._judge = judge
-        return replace(await judge(*arguments), unjudged="killed")
+        return replace(await judge(*arguments), unscored="killed")
 
     bob.verifier._judge = killed_once
     await alice.publish(0)
     assert len(await bob.fetch()) == 1
-    assert bob.rejected == {"unjudged": 1}
+    assert bob.rejected == {"unscored": 1}
     standing = bob.directory.get(alice.peer_id).standing
     assert (standing.useless_count, standing.strikes, standing.cut_until) == (0.0, 0, 0.0)
 
@@ -231,7 +231,7 @@ async def test_groups_much_longer_or_larger_than_ones_own_are_refused(
     network: MemoryNetwork, mallory: Side, bob: Side, change, reason: str
 ) -> None:
     judged: list[TaskRef] = []
-    judge = bob.environment.judge
+    judge = bob.environment.score
     bob.verifier._judge = lambda ref, texts: judged.append(ref) or judge(ref, texts)
     group = (await mallory.group(["1", "2"])).group
     await announce_changed(mallory, change(group))
@@ -267,7 +267,9 @@ async def test_a_protocol_that_is_not_served_is_counted_and_blames_nobody(
     assert (peer.standing.offences, peer.retry.failures) == (0, 0)
 
 
-@pytest.mark.parametrize(("turns", "reason", "offences"), [(2, "elsewhere", 0), (1, "replay", 1)])
+@pytest.mark.parametrize(
+    ("turns", "reason", "offences"), [(2, "elsewhere", 0), (1, "rerun_mismatch", 1)]
+)
 @in_swarm(3)
 async def test_dialogues_are_no_answers_whatever_their_author_announces_and_it_alone_is_blamed(
     network: MemoryNetwork,

@@ -21,13 +21,13 @@ from swarm_node.errors import ConfigError, NotRunningError, SwarmNodeError
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.metrics.history import GroupCounts, HistoryReport, Ring
 from swarm_node.node.metrics.snapshot import SCHEMA, EvalPoint, NetworkReport, PingReport
-from swarm_node.p2p.reach.reachability import Probed, Relay, judge
+from swarm_node.p2p.reach.reachability import Probed, Relay, assess
 from swarm_node.page import listening
 
 SNAPSHOT = quiet_snapshot(groups=GroupCounts(sampled=4), rejected={"stale": 1}, families=["gcd"])
 POINT = EvalPoint(1.0, 3, 0.5, 0.5, None, {"gcd": 0.5})
 PROBED = Probed("12D3KooWa", "alice", "192.0.2.1", "192.0.2.2", 7, False, {7: "timeout"}, 0.5)
-REACH = judge([PROBED], (7,), [Relay("bob", 0.03), Relay("carol")])
+REACH = assess([PROBED], (7,), [Relay("bob", 0.03), Relay("carol")])
 REPORT = NetworkReport(REACH, ["/ip4/192.0.2.2/tcp/7"], 2, 3, 0.5)
 
 

@@ -210,7 +210,7 @@ def test_nothing_starts_silently_wrong(copy: Home, name: str, damage: str) -> No
     assert any(name in text for text in said) or (name, damage) == ("root.key", "missing")
     assert copy.identity().peer_id == key
     assert copy.swarm().swarm_id == swarm.swarm_id
-    assert copy.judged(deep=True).state == "whole"
+    assert copy.state(deep=True).state == "whole"
 
 
 def test_a_whole_home_starts_without_a_word(copy: Home) -> None:

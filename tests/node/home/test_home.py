@@ -142,9 +142,9 @@ def test_a_pipe_in_place_of_a_file_is_named_and_not_waited_for(tmp_path: Path, n
     home.found_swarm("team", NOW)
     (home.path / name).unlink(missing_ok=True)
     os.mkfifo(home.path / name, 0o600)
-    judged = home.judged()
-    assert judged.state == "broken"
-    assert any(f"{name} is" in str(e) and "regular file" in str(e) for e in judged.errors)
+    home_state = home.state()
+    assert home_state.state == "broken"
+    assert any(f"{name} is" in str(e) and "regular file" in str(e) for e in home_state.errors)
     with pytest.raises(HomeError, match="regular file"):
         home.load(name)
     assert home.kept_port() == 0
@@ -160,7 +160,7 @@ def test_a_pipe_in_place_of_a_lock_is_named_and_not_waited_for(tmp_path: Path, n
     home.found_swarm("team", NOW)
     (home.path / name).unlink(missing_ok=True)
     os.mkfifo(home.path / name, 0o600)
-    (fault,) = home.judged().errors
+    (fault,) = home.state().errors
     assert f"{name} is" in str(fault)
     assert "remove it" in str(fault)
     assert not home.in_use()
@@ -170,7 +170,7 @@ def test_a_pipe_in_place_of_a_lock_is_named_and_not_waited_for(tmp_path: Path, n
     (home.path / name).unlink()
     home.database.touch()
     with blocked[name]():
-        assert home.judged().state == "whole"
+        assert home.state().state == "whole"
 
 
 @pytest.mark.timeout(20)
@@ -179,7 +179,7 @@ def test_a_pipe_in_place_of_a_running_nodes_file_is_not_awaited(tmp_path: Path, 
     home = Home(tmp_path / "home")
     home.found_swarm("team", NOW)
     os.mkfifo(home.path / name, 0o600)
-    assert home.judged(deep=True).state == ("broken" if name == "node.db" else "whole")
+    assert home.state(deep=True).state == ("broken" if name == "node.db" else "whole")
     assert [*Journal(home.metrics, 100).lines(), *Journal(home.log, 100).lines()] == []
     with pytest.raises((HomeError, NotRunningError)):
         asyncio.run(ControlClient(home.control_file).stop())

@@ -17,7 +17,7 @@ from in_memory import Host, Sampler, World, environment, small_settings, tiny
 from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
-from swarm_node.environments.judgement import JudgedDialogues, ReplayedDialogue
+from swarm_node.environments.scores import GroupRerun, Rerun
 from swarm_node.environments.splits.seeds import held_out_seed
 from swarm_node.environments.splits.split import SPLIT
 from swarm_node.environments.workers.scoring_worker import Transcript
@@ -139,14 +139,14 @@ class _Known(Host):
         super().__init__(environment())
         self.judged: dict[TaskRef, str] = {}
 
-    async def replay(
+    async def rerun(
         self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
-    ) -> JudgedDialogues:
-        found = await super().replay(ref, dialogues, whose)
+    ) -> GroupRerun:
+        found = await super().rerun(ref, dialogues, whose)
         assert ref not in self.judged
         self.judged[ref] = found.prompt
-        end = ReplayedDialogue(reward=0.25 if ref.held_out else 0.75)
-        return replace(found, dialogues=(end,) * len(dialogues))
+        end = Rerun(reward=0.25 if ref.held_out else 0.75)
+        return replace(found, reruns=(end,) * len(dialogues))
 
 
 def _measured(place: Path, **changes: Any) -> tuple[EvalPoint, dict[TaskRef, str]]:

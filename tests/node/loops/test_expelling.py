@@ -14,7 +14,7 @@ from swarm_keys import DAY, Swarm
 from virtual import in_virtual_time
 
 from swarm_node.node.loops.node import Node
-from swarm_node.node.preflight.network import judge_network
+from swarm_node.node.preflight.network import check_network
 from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.membership.credentials import Credentials, MemoryOffice
 from swarm_node.p2p.membership.delegates import next_list
@@ -151,7 +151,7 @@ async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Conne
     await company.start(poll_seconds=5.0, token_seconds=5.0, knock=_open)
     await asyncio.sleep(60)
     expelled = company.nodes[1]
-    well = list(judge_network(await expelled.network()))
+    well = list(check_network(await expelled.network()))
     assert (well[0].subject, well[0].level) == ("sharing", "ok")
     assert not [found for found in well if found.level == "error"]
     keys = [company.world.memberships[1].identity.public_key]
@@ -160,7 +160,7 @@ async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Conne
     company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
     await asyncio.sleep(3 * HEARTBEAT)
     report = await expelled.network()
-    first, *others = judge_network(report)
+    first, *others = check_network(report)
     said = expelled.snapshot().findings[0]
     assert (first.subject, first.level, first.found) == ("membership", "error", said.text)
     causes = {row.kind: row.cause for row in report.tried}

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
-from swarm_node.environments.judgement import JudgedDialogues, Judgement, ReplayedDialogue
+from swarm_node.environments.scores import GroupRerun, GroupScores, Rerun
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.node.loops.sampling.levels import (
     BELOW,
@@ -253,17 +253,17 @@ class _Graded(Host):
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         return await super().render([self._inner(ref) for ref in refs])
 
-    async def judge(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> Judgement:
-        found = await super().judge(self._inner(ref), texts, whose)
+    async def score(self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own") -> GroupScores:
+        found = await super().score(self._inner(ref), texts, whose)
         self.judged.append(ref.family)
         return replace(found, rewards=self._rewards(ref, len(texts)))
 
-    async def replay(
+    async def rerun(
         self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
-    ) -> JudgedDialogues:
-        found = await super().replay(self._inner(ref), dialogues, whose)
-        ends = [ReplayedDialogue(reward=each) for each in self._rewards(ref, len(dialogues))]
-        return replace(found, dialogues=tuple(ends))
+    ) -> GroupRerun:
+        found = await super().rerun(self._inner(ref), dialogues, whose)
+        ends = [Rerun(reward=each) for each in self._rewards(ref, len(dialogues))]
+        return replace(found, reruns=tuple(ends))
 
     def _rewards(self, ref: TaskRef, count: int) -> tuple[float, ...]:
         share = {"sum-1": 1.0, "sum-2": 1.0, "sum-3": 0.5, "sum-4": 0.0}[ref.family]

@@ -13,7 +13,7 @@ from in_memory import Host, Sampler, World, environment, small_settings, tiny
 from virtual import virtual_time
 
 from swarm_node.environments.host import EnvironmentInfo, Whose
-from swarm_node.environments.judgement import Judgement
+from swarm_node.environments.scores import GroupScores
 from swarm_node.errors import (
     ChildError,
     ConfigError,
@@ -255,13 +255,13 @@ async def test_the_environments_failures_are_counted_and_survived(
     class Flaky(Host):
         left = 3
 
-        async def judge(
+        async def score(
             self, ref: TaskRef, texts: Sequence[str], whose: Whose = "own"
-        ) -> Judgement:
+        ) -> GroupScores:
             if self.left:
                 self.left -= 1
                 raise ChildError("the environment's process died")
-            return await super().judge(ref, texts, whose)
+            return await super().score(ref, texts, whose)
 
     settings = small_settings(run__max_steps=1)
     node = world.node(settings, environment=Flaky(environment()))

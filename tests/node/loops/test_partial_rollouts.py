@@ -14,14 +14,14 @@ from builders import replay_settings
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.host import EnvironmentInfo
-from swarm_node.environments.judgement import Judgement
+from swarm_node.environments.scores import GroupScores
 from swarm_node.errors import ChildError
 from swarm_node.node.loops.node_parts import Parts, Tally
 from swarm_node.node.loops.sampling.partial_rollouts import PartialRollouts, still_fresh
 from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
 from swarm_node.node.loops.sampling.scoring import Scoring
 from swarm_node.node.loops.sampling.tasks import FittingTasks
-from swarm_node.p2p.exchange.publishing import OwnGroup
+from swarm_node.p2p.exchange.publishing import LocalGroup
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots, provision
@@ -108,7 +108,7 @@ class Bench:
         environment: Any = SimpleNamespace(
             info=EnvironmentInfo("env", "1", ("long", "short")),
             render=self._render,
-            judge_all=self._judge_all,
+            score_all=self._score_all,
         )
         codec = SimpleNamespace(
             encode_prompt=lambda prompt: (int(prompt),), fits=lambda ids, longest: True
@@ -136,7 +136,7 @@ class Bench:
             seed=0,
             peer_id="peer",
         )
-        self.made: list[OwnGroup] = []
+        self.made: list[LocalGroup] = []
 
     async def batch(self) -> int:
         """One sampling batch; the number of groups that it begins."""
@@ -146,18 +146,20 @@ class Bench:
         await self.maker.make(count, self._deliver)
         return len(self.engine.begun) - before
 
-    async def _deliver(self, groups: Sequence[OwnGroup]) -> None:
+    async def _deliver(self, groups: Sequence[LocalGroup]) -> None:
         self.made.extend(groups)
 
     async def _render(self, refs: Sequence[TaskRef]) -> list[str]:
         return ["3" if ref.family == "long" else "1" for ref in refs]
 
-    async def _judge_all(self, groups: Sequence[tuple[TaskRef, Sequence[str]]]) -> list[Judgement]:
+    async def _score_all(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]]
+    ) -> list[GroupScores]:
         if self.broken:
             raise ChildError("gone")
         # Groups that teach something: no change of settings is tried.
         return [
-            Judgement("", tuple(float(n % 2) for n, _ in enumerate(texts))) for _, texts in groups
+            GroupScores("", tuple(float(n % 2) for n, _ in enumerate(texts))) for _, texts in groups
         ]
 
 

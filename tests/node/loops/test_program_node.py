@@ -82,7 +82,7 @@ async def test_members_draw_what_others_publish_and_nothing_twice(world: World) 
         (task,) = await giver.tasks(1)
         assert task.family == "sorting"
         answer = right(task)
-        assert await giver.judge(task, [answer, "?"]) == (1.0, 0.0)
+        assert await giver.score(task, [answer, "?"]) == (1.0, 0.0)
         ids, logprobs = spelled(answer, "?")
         ids[1], logprobs[1] = ids[1][:-1], logprobs[1][:-1]  # ran out of tokens
         given = await giver.publish(task, ids, logprobs, 7, [1.0, 0.0])
@@ -224,11 +224,11 @@ async def test_a_mistaken_call_is_refused_in_words_and_spoils_nothing(world: Wor
         with pytest.raises(SwarmNodeError, match="nor trainer"):
             await one.evaluate()
         for texts in ("one text", [3], [b"bytes"], None, (each for each in "ab"), [], ["a"] * 65):
-            with pytest.raises(AnswerError, match=r"judge"):
-                await one.judge(task, texts)  # type: ignore[arg-type]
+            with pytest.raises(AnswerError, match=r"score"):
+                await one.score(task, texts)  # type: ignore[arg-type]
         for stranger in (None, 5, {"family": "sorting"}):
             with pytest.raises(AnswerError, match=r"tasks\(\) returned"):
-                await one.judge(stranger, ["?"])  # type: ignore[arg-type]
+                await one.score(stranger, ["?"])  # type: ignore[arg-type]
             with pytest.raises(AnswerError, match=r"tasks\(\) returned"):
                 await one.publish(stranger, GOOD, SURE, 0)  # type: ignore[arg-type]
         ids, logprobs = spelled(right(task), "?")
@@ -291,9 +291,9 @@ async def test_a_task_is_answered_once_and_only_one_that_was_given(world: World)
         assert one.snapshot().groups.sampled == 1
         unknown = MemberTask("poetry", 1, "?", ())
         with pytest.raises(SwarmNodeError, match="poetry"):
-            await one.judge(unknown, ["1"])
-        with pytest.raises(AnswerError, match=r"^judge.* 64 .* 0"):
-            await one.judge(task, [])
+            await one.score(unknown, ["1"])
+        with pytest.raises(AnswerError, match=r"^score.* 64 .* 0"):
+            await one.score(task, [])
 
 
 @virtual_time

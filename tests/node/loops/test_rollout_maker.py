@@ -22,7 +22,7 @@ from swarm_node.node.loops.sampling.rollout_maker import RolloutMaker
 from swarm_node.node.loops.sampling.scoring import Scoring
 from swarm_node.node.loops.sampling.tasks import FittingTasks, SeededTasks
 from swarm_node.node.metrics.first_groups import Beginning
-from swarm_node.p2p.exchange.publishing import OwnGroup
+from swarm_node.p2p.exchange.publishing import LocalGroup
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots
@@ -80,9 +80,9 @@ async def test_prompts_too_long_are_left_out_and_counted(model: Path, tmp_path: 
         seed=0,
         peer_id="peer",
     )
-    made: list[OwnGroup] = []
+    made: list[LocalGroup] = []
 
-    async def deliver(groups: Sequence[OwnGroup]) -> None:
+    async def deliver(groups: Sequence[LocalGroup]) -> None:
         made.extend(groups)
 
     await maker.make(24, deliver)

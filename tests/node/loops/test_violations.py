@@ -77,9 +77,9 @@ def test_a_peer_that_costs_much_judging_raises_an_alarm_until_it_is_over(shared:
     shared.directory.meet("costly", 0.0)
     watch(shared, OWN, 0.0)
     assert shared.tally.alarms == {}
-    shared.effort.judged("costly", 60.0, 0.0)
+    shared.effort.charge("costly", 60.0, 0.0)
     watch(shared, OWN, 0.0)
-    assert shared.tally.alarms["judging"].startswith("costly ")
+    assert shared.tally.alarms["scoring"].startswith("costly ")
     watch(shared, OWN, 3600.0)
     assert shared.tally.alarms == {}
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from builders import completion, verified
 
-from swarm_node.node.loops.sampling.dialogues import joined
+from swarm_node.node.loops.sampling.multi_turn import joined
 from swarm_node.node.metrics.samples import Samples
 from swarm_node.rollout import Finish, Provenance
 
@@ -47,12 +47,12 @@ def test_a_dialogue_is_kept_text_by_text() -> None:
     group = replace(own("guess", "x", 0), completions=(turns, turns))
     samples.own(group, "Guess my number from 12 to 14.", [["higher"], ["higher"]])
     (row,) = samples.rows()
-    assert row.dialogue == ["13", "higher", "14"]
+    assert row.turns == ["13", "higher", "14"]
     assert row.completion == "13\n> higher\n14"
     many = joined([completion([1], f"{n}" * 500) for n in range(16)])
     group = replace(group, completions=(many, many))
     samples.own(group, "q", [["r" * 1000] * 15] * 2)
-    last = samples.rows()[-1].dialogue
+    last = samples.rows()[-1].turns
     assert len(last) == 9
     assert (last[0][-2:], last[1][-1], last[-1][-2:]) == ("11", "r", "15")
     assert max(map(len, last)) == 200

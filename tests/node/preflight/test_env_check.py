@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.config import load_settings
-from swarm_node.environments.judgement import Judgement
+from swarm_node.environments.scores import GroupScores
 from swarm_node.node.metrics.snapshot import Said
 from swarm_node.node.preflight.env_check import (
     ENOUGH_GROUPS,
-    JudgedAnswers,
+    ScoredCompletions,
     check_environment,
     learnable,
     milliseconds,
@@ -101,10 +101,10 @@ def test_the_shipped_model_can_learn_the_drills() -> None:
     assert set(levels) == {"good"}
 
 
-def answered(family: str, *rewards: float, cut: int = 0) -> JudgedAnswers:
+def answered(family: str, *rewards: float, cut: int = 0) -> ScoredCompletions:
     """A group of one task, with these rewards."""
-    judged = Judgement("What is 7?", rewards)
-    return JudgedAnswers(
+    judged = GroupScores("What is 7?", rewards)
+    return ScoredCompletions(
         TaskRef("e", "1", family, 0), ["7"] * len(rewards), judged, truncated_count=cut
     )
 
@@ -146,7 +146,7 @@ def test_that_a_family_cannot_be_learnt_is_said_of_enough_groups_alone(
     ],
 )
 def test_answers_that_were_cut_come_before_any_other_advice(
-    group: JudgedAnswers, level: str, named: str
+    group: ScoredCompletions, level: str, named: str
 ) -> None:
     said = learnable([group], [group], "one", load_settings({}, environ={}).sampling, 1)
     assert said.level == level
@@ -307,7 +307,7 @@ def test_dialogues_are_replayed_in_two_processes(
 ) -> None:
     (place / "talk.py").write_text(TALK.replace("REPLY", reply))
     found = talked("talk:create", roles)
-    (replay,) = [said for said in found if said.kind == "replay"]
+    (replay,) = [said for said in found if said.kind == "rerun"]
     assert (replay.level, text in replay.text) == (level, True), found
     assert bool(replay.remedy) == (level == "bad")
     if level == "good":
@@ -318,10 +318,10 @@ def test_dialogues_are_replayed_in_two_processes(
 @pytest.mark.slow(reason="starts two environments, and a model that talks")
 def test_the_games_replay_and_a_model_without_roles_is_refused(roles: Path) -> None:
     found = talked("swarm_node.environments.bundled.games:create", roles)
-    replays = [said for said in found if said.kind == "replay"]
+    replays = [said for said in found if said.kind == "rerun"]
     # The tiny model says nothing that a game replies to.
     assert [said.level for said in replays] == ["warning"] * 3, found
-    assert "no reply" in replays[0].text
+    assert "no observation" in replays[0].text
     assert [said.text.split(":")[0] for said in replays] == ["guess", "calc", "weigh"]
     refused = talked("swarm_node.environments.bundled.games:create", resolve("tiny"))[-1]
     assert (refused.level, "no roles" in refused.text) == ("bad", True)

@@ -27,7 +27,7 @@ from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, examine, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, Torch
 from swarm_node.node.preflight.facts_file import FactsFile, read_facts, stored
-from swarm_node.node.preflight.probe import Answer, Seen, judged
+from swarm_node.node.preflight.probe import Answer, Seen, classify
 from swarm_node.node.start.derive import resolve_start, trainer_settings
 from swarm_node.policy.placement import Precision, ProductTimes
 from swarm_node.policy.planning.fit import Decision, GpuMemory
@@ -66,7 +66,7 @@ def machine(
         LAPTOP,
         card=Card(name, "580.65", (13, 0), GpuMemory(memory, memory)),
         torch=Torch("2.13.0", "13.0"),
-        probe=judged(answer),
+        probe=classify(answer),
         vllm=vllm,
         bitsandbytes=bitsandbytes,
         compiler="gcc",
@@ -220,10 +220,10 @@ def test_a_card_before_turing_is_named_at_once_and_the_cpu_is_taken(name: str) -
 
 
 def test_a_card_whose_kernels_do_not_run_is_not_taken() -> None:
-    listed = judged(Answer(1, (8, 6), [], [], "nothing was computed", "no kernel image"))
+    listed = classify(Answer(1, (8, 6), [], [], "nothing was computed", "no kernel image"))
     assert listed.hardware.gpus == 0
     assert "kernel image" in listed.fault
-    assert judged(Answer(0, fault="too old")) == Seen(listed.hardware, "too old")
+    assert classify(Answer(0, fault="too old")) == Seen(listed.hardware, "too old")
 
 
 def test_a_card_of_8_gb_without_sharing_trains_1_5_billion_in_four_bits() -> None:
@@ -292,7 +292,7 @@ def test_words_of_a_file_move_no_cursor(tmp_path: Path) -> None:
         machine("RTX 4090", 16),
         system=evil,
         card=Card(evil, evil, (13, 0), GpuMemory(GIB, GIB)),
-        probe=judged(Answer(1, (8, 9), ["float32"], [(GIB, GIB)], evil)),
+        probe=classify(Answer(1, (8, 9), ["float32"], [(GIB, GIB)], evil)),
     )
     good = msgspec.json.encode(FactsFile(1, stored(facts)))
     run, file = CliRunner(), tmp_path / "facts.json"

@@ -9,10 +9,10 @@ import msgspec
 
 from swarm_node.node.metrics.snapshot import NetworkReport, Said, TriedRow
 from swarm_node.node.preflight.doctor import Finding
-from swarm_node.node.preflight.network import judge_addresses, judge_network, try_addresses
+from swarm_node.node.preflight.network import check_addresses, check_network, try_addresses
 from swarm_node.p2p.peers.causes import Cause, advice, text_here
 from swarm_node.p2p.reach.connect_attempts import DialAttempt
-from swarm_node.p2p.reach.reachability import Outcome, Probed, Relay, judge
+from swarm_node.p2p.reach.reachability import Outcome, Probed, Relay, assess
 from swarm_node.p2p.wire.identity import Identity
 
 ADDRESS = "/ip4/11.0.1.1/tcp/7/p2p/12D3KooW"
@@ -24,14 +24,14 @@ def probed(name: str, outcome: Outcome, ahead: float = 0.2) -> Probed:
 
 
 def report(*probes: Probed, relays: tuple[Relay, ...] = (), **changes: Any) -> NetworkReport:
-    told = NetworkReport(judge(probes, (7,), relays), [ADDRESS], 2, 3, 0.25)
+    told = NetworkReport(assess(probes, (7,), relays), [ADDRESS], 2, 3, 0.25)
     told = msgspec.structs.replace(told, tried=[TriedRow("peer", "al", 0.02)])
     return msgspec.structs.replace(told, **changes)
 
 
 def judged(told: NetworkReport) -> dict[str, Finding]:
     """The findings by subject; none has two."""
-    findings = list(judge_network(told))
+    findings = list(check_network(told))
     by_subject = {finding.subject: finding for finding in findings}
     assert len(by_subject) == len(findings)
     return by_subject
@@ -66,7 +66,7 @@ def test_each_relay_is_told_and_one_that_is_silent_is_no_good() -> None:
     peer = TriedRow("peer", "al", 0.02)
 
     def told(*tried: TriedRow) -> tuple[list[Finding], Finding]:
-        found = list(judge_network(report(probed("al", "timeout"), relays=relays, tried=[*tried])))
+        found = list(check_network(report(probed("al", "timeout"), relays=relays, tried=[*tried])))
         (reach,) = [each for each in found if each.subject == "reach"]
         return [each for each in found if each.subject == "relay"], reach
 
@@ -95,7 +95,7 @@ def test_nothing_is_claimed_that_was_not_probed() -> None:
     alone = judged(report(peers=0, heartbeats=0, tried=[]))
     assert (alone["dht"].level, alone["peers"].level) == ("ok", "warning")
     assert "-node invite" in alone["peers"].remedy
-    (fault,) = [each for each in judge_network(report(fault="late")) if each.remedy]
+    (fault,) = [each for each in check_network(report(fault="late")) if each.remedy]
     assert (fault.subject, fault.found) == ("dht", "late")
 
 
@@ -115,15 +115,15 @@ def test_a_wrong_clock_is_seen_by_the_majority() -> None:
 def test_before_a_start_the_nodes_that_the_ticket_names_are_tried() -> None:
     one, two = (f"/ip4/11.0.0.{i}/tcp/7/p2p/{Identity.generate().peer_id}" for i in (1, 2))
     lost = DialAttempt(two, "timeout", 3.0)
-    _, first, second = judge_addresses([DialAttempt(one, "open", 0.012), lost])
+    _, first, second = check_addresses([DialAttempt(one, "open", 0.012), lost])
     assert (first.subject, first.level, first.found[:10]) == ("address", "ok", "11.0.0.1:7")
     assert (second.level, second.found[:10]) == ("warning", "11.0.0.2:7")
     assert second.remedy.endswith("enough"), "another one answers"
-    (_, alone, reached) = judge_addresses([DialAttempt(two, "refused")])
+    (_, alone, reached) = check_addresses([DialAttempt(two, "refused")])
     assert alone.found.startswith("11.0.0.2:7 refuses ")
     assert not alone.remedy.endswith("enough")
     assert (reached.subject, reached.level) == ("peers", "error")
-    (_, nobody) = judge_addresses([])
+    (_, nobody) = check_addresses([])
     assert (nobody.level, nobody.subject) == ("warning", "peers")
     peer = Identity.generate().peer_id
     tried = asyncio.run(try_addresses([f"/ip4/127.0.0.1/tcp/1/p2p/{peer}", "nonsense"]))
@@ -133,12 +133,12 @@ def test_before_a_start_the_nodes_that_the_ticket_names_are_tried() -> None:
 def test_a_running_node_that_reaches_nobody_is_an_error_whatever_members_found_before() -> None:
     gone = TriedRow("peer", "al", 5.0, Cause("no_answer", name="al", seconds=5.0))
     closed = TriedRow("address", "11.0.0.1:7", 0.1, Cause("nobody_listens", where="11.0.0.1:7"))
-    found = list(judge_network(report(probed("al", "open"), tried=[closed, gone])))
+    found = list(check_network(report(probed("al", "open"), tried=[closed, gone])))
     assert [(each.subject, each.level) for each in found] == [
         *(("address", "warning"), ("peer", "warning"), ("peers", "error"))
     ]
     there = TriedRow("coordinator", "http://11.0.0.9", 0.1)
-    beside = judge_network(report(probed("al", "open"), tried=[gone, there]))
+    beside = check_network(report(probed("al", "open"), tried=[gone, there]))
     assert "error" in {each.level for each in beside}, "a coordinator is no peer"
     well = levels(report(probed("al", "open"), tried=[closed, TriedRow("peer", "al", 0.02)]))
     assert "error" not in well.values()
@@ -149,7 +149,7 @@ def test_the_verdict_comes_first_and_no_cause_is_told_twice() -> None:
     lost = Cause("other_swarm", "id of al", "al")
     shut = Cause("nobody_listens", "id of bob", where="11.0.0.2:7")
     far = Cause("no_answer", "id of carl", where="11.0.0.3:7")
-    first, second, *others = judge_network(
+    first, second, *others = check_network(
         report(
             findings=[Said("other_swarm", "bad", text_here(lost), "do it")],
             causes=[lost, shut, far],

@@ -14,18 +14,23 @@ from typer.testing import CliRunner
 from swarm_node.cli.main import app
 from swarm_node.config import Sources, load_settings
 from swarm_node.config.model import EnvironmentTable
-from swarm_node.environments.answers.final import MAX_JUDGED_CHARS
+from swarm_node.environments.answers.final import MAX_SCORED_CHARS
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.presets import try_environment
 from swarm_node.environments.workers.scoring_worker import FailedAnswer
 from swarm_node.errors import ConfigError
 from swarm_node.node.preflight import right_answers
 from swarm_node.node.preflight.dataset_checks import BestConstant, best_constant
-from swarm_node.node.preflight.right_answers import RightAnswers, examine_rows, judged, score_family
+from swarm_node.node.preflight.right_answers import (
+    RightAnswers,
+    examine_rows,
+    score_family,
+    verdict_on,
+)
 from swarm_node.node.start.join import join_swarm
 
 #: Nobody judges the beginning of such an answer, so the tag around it is not found.
-TOO_LONG = "7" * MAX_JUDGED_CHARS
+TOO_LONG = "7" * MAX_SCORED_CHARS
 
 
 def written(place: Path, count: int, *wrong: int) -> Path:
@@ -118,7 +123,7 @@ async def test_all_rows_are_scored_unless_time_is_short_and_then_some_by_chance(
     assert heard == [("right answers of rows", done, 100) for done in (32, 64, 96, 100)]
     assert (some.total, some.scored_count, some == again) == (100, 32, True)
     assert 0 < some.failed_count < 32, "by chance: half of the first 32 lines would be all right"
-    said = judged(some, accept=False)
+    said = verdict_on(some, accept=False)
     assert said is not None
     assert "32 rows, drawn by chance from 100," in said.text
 
@@ -137,7 +142,7 @@ def test_one_in_a_hundred_is_the_most_that_may_fail(
     known: int, failed: int, listed: bool, level: str | None
 ) -> None:
     shown = [FailedAnswer(0, "line 3", "<answer>\n7</answer>", "scores 0.5")][:failed]
-    said = judged(RightAnswers("f", known, known, known, failed, shown, listed), accept=False)
+    said = verdict_on(RightAnswers("f", known, known, known, failed, shown, listed), accept=False)
     assert (said and said.level) == level
     if said is not None and failed:
         assert 'line 3, "<answer> 7</answer>" scores 0.5' in said.text

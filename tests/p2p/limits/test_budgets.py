@@ -120,12 +120,12 @@ def test_an_authors_bytes_are_bounded_and_take_nothing_from_others() -> None:
 def test_a_peer_may_cost_as_much_judging_as_own_groups_do() -> None:
     effort = Effort(1.0, issuer)
     for second in range(600):
-        effort.judged_own(0.5, float(second))
-        effort.judged("a/1", 0.45, float(second))
+        effort.charge_own(0.5, float(second))
+        effort.charge("a/1", 0.45, float(second))
         assert effort.left("a/1", float(second))
     for second in range(600, 800):
-        effort.judged_own(0.5, float(second))
-        effort.judged("a/1", 1.0, float(second))
+        effort.charge_own(0.5, float(second))
+        effort.charge("a/1", 1.0, float(second))
     assert effort.exceeds("a/1", 800.0)
     assert not effort.left("a/1", 800.0)
     assert effort.left("b/1", 800.0)
@@ -137,7 +137,7 @@ def test_keys_do_not_multiply_the_time_for_judging() -> None:
         """Groups of five seconds that are judged of peers that offer without end."""
         effort, judged = Effort(1.0, issuer), 0
         while (able := [peer for peer in peers if effort.left(peer, 0.0)]) and judged < 1000:
-            effort.judged(able[0], FREE_SECONDS, 0.0)
+            effort.charge(able[0], FREE_SECONDS, 0.0)
             judged += 1
         return judged
 
@@ -148,10 +148,10 @@ def test_keys_do_not_multiply_the_time_for_judging() -> None:
 
 def test_own_judging_counts_for_as_many_groups_as_it_is_mixed_with() -> None:
     effort = Effort(3.0, issuer)
-    effort.judged_own(10.0, 0.0)
-    effort.judged("a/1", 34.0, 0.0)
+    effort.charge_own(10.0, 0.0)
+    effort.charge("a/1", 34.0, 0.0)
     assert effort.left("a/1", 0.0)
-    effort.judged("a/1", 2.0, 0.0)
+    effort.charge("a/1", 2.0, 0.0)
     assert not effort.left("a/1", 0.0)
 
 
@@ -160,7 +160,7 @@ def test_costly_texts_of_two_issuers_leave_time_for_those_of_others() -> None:
     for second in range(seconds):
         for peer in ("a/1", "b/1", "a/2", "b/2"):
             if effort.left(peer, second):
-                effort.judged(peer, FREE_SECONDS, second)
+                effort.charge(peer, FREE_SECONDS, second)
         judged += effort.left("c/1", second)
     assert judged > seconds / 4
 

@@ -13,9 +13,9 @@ from swarm_node.p2p.reach.reachability import (
     Reach,
     Reachability,
     Relay,
+    assess,
     dialable,
     found,
-    judge,
     nat_kind,
 )
 
@@ -140,15 +140,15 @@ def test_the_kind_of_nat(nat: Nat, probes: list[Probed]) -> None:
 
 
 def verdict(*probes: Probed, relays: tuple[Relay, ...] = ()) -> Reachability:
-    return judge(probes, (PORT,), relays)
+    return assess(probes, (PORT,), relays)
 
 
 @pytest.mark.parametrize(
     ("asked", "named"), [(0, "no member"), (1, "only member"), (3, "3 members")]
 )
 def test_without_an_answer_it_says_how_many_were_asked(asked: int, named: str) -> None:
-    assert named in judge([alice("untried")], (PORT,), (), asked).text
-    assert named not in judge([alice("open"), bob("open")], (PORT,), (), asked).text
+    assert named in assess([alice("untried")], (PORT,), (), asked).text
+    assert named not in assess([alice("open"), bob("open")], (PORT,), (), asked).text
 
 
 NAT_AT, LAN_AT = f"{HOME}:{PORT}", f"192.168.1.11:{PORT}"

@@ -279,7 +279,7 @@ def test_a_row_of_a_dialogue_has_what_was_sampled_and_replies_of_ones_own_making
         provenance=provenance,
         completions=[TALK, completion([5], "x")],
         rewards=[1.0, 0.0],
-        replies=[["no", "yes"], []],
+        observations=[["no", "yes"], []],
     )
     rows = build_batch([group], encode, encode, EOS, "own", bridge=bridge).rows
     assert rows[0].completion_ids.tolist() == sampled
@@ -304,23 +304,23 @@ def test_a_foreign_last_turn_without_tokens_leaves_out_the_reply_before_it() -> 
         provenance=Provenance.CROSS_MODEL,
         completions=[cut, completion([5], "x")],
         rewards=[1.0, 0.0],
-        replies=[["no"], []],
+        observations=[["no"], []],
     )
     row = build_batch([group], encode, encode, EOS, "own", bridge=bridge).rows[0]
     assert row.completion_ids.tolist() == [*encode("hi"), EOS]
     assert row.observations == ()
 
 
-@pytest.mark.parametrize("replies", [(), [["no"], []], [["no", "yes", "more"], []]])
+@pytest.mark.parametrize("observations", [(), [["no"], []], [["no", "yes", "more"], []]])
 def test_a_dialogue_without_a_reply_between_every_two_turns_is_no_row(
-    replies: list[list[str]],
+    observations: list[list[str]],
 ) -> None:
-    group = verified(completions=[TALK, completion([5], "x")], replies=replies)
+    group = verified(completions=[TALK, completion([5], "x")], observations=observations)
     with pytest.raises(ValueError, match="zip"):
         build_batch([group], encode, encode, EOS, bridge=bridge)
 
 
 def test_a_dialogue_needs_a_bridge() -> None:
-    group = verified(completions=[TALK, completion([5], "x")], replies=[["no", "yes"], []])
+    group = verified(completions=[TALK, completion([5], "x")], observations=[["no", "yes"], []])
     with pytest.raises(ValueError, match="needs a bridge"):
         build_batch([group], encode, encode, EOS)

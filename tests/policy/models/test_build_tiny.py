@@ -187,7 +187,7 @@ def talks(answer: str = "12") -> Iterator[CorpusItem]:
 
 
 def test_a_model_for_dialogues_has_roles_and_tokens_for_replies(tmp_path: Path) -> None:
-    build_tiny(tmp_path, talks(), Recipe(steps=1, corpus="dialogues"))
+    build_tiny(tmp_path, talks(), Recipe(steps=1, corpus="multi-turn"))
     codec = Codec.from_directory(tmp_path)
     assert len(codec.bridge("higher")) == len(codec.bridge("lower")) == 3
     assert codec.bridge("lower")[::2] == (BOS, SEP)
@@ -228,12 +228,12 @@ def test_the_learning_rate_rises_to_one_peak_and_falls_in_equal_steps_to_almost_
 
 
 def test_the_corpus_chooses_the_shipped_recipe_and_options_change_it() -> None:
-    assert shipped_recipe("answers", {"bare_share": None}, steps=None) == SHIPPED
-    assert shipped_recipe("dialogues", {}) == SHIPPED_TALK
-    changed = shipped_recipe("dialogues", {"bare_share": 0.2}, steps=3, size="small")
+    assert shipped_recipe("single-turn", {"bare_share": None}, steps=None) == SHIPPED
+    assert shipped_recipe("multi-turn", {}) == SHIPPED_TALK
+    changed = shipped_recipe("multi-turn", {"bare_share": 0.2}, steps=3, size="small")
     assert (changed.noise.bare_share, changed.noise.wrong_share) == (0.2, LAST_NOISE.wrong_share)
-    assert (changed.steps, changed.size, changed.corpus) == (3, "small", "dialogues")
-    with pytest.raises(ConfigError, match=r"songs: .*answers, dialogues"):
+    assert (changed.steps, changed.size, changed.corpus) == (3, "small", "multi-turn")
+    with pytest.raises(ConfigError, match=r"songs: .*single-turn, multi-turn"):
         shipped_recipe("songs", {})
 
 

@@ -200,7 +200,7 @@ def test_tba_takes_the_base_model_from_beneath_the_adapter(random_qwen2: Path) -
     core = trained(random_qwen2, updates=1, loss="tba")
     reference = core._base_policy(random_qwen2)
     base = CausalLM.from_directory(random_qwen2)
-    judged = reference.judge(core.model, rows().rows, 1.0, micro_batches(rows().rows, 8192))
+    judged = reference.log_probs(core.model, rows().rows, 1.0, micro_batches(rows().rows, 8192))
     assert reference._model is core.model
     for index, row in enumerate(rows().rows):
         one = judged[index]

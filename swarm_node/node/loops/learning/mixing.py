@@ -82,7 +82,7 @@ class Mixer:
                 offered=self._worthwhile(decay * self.state.made + local_count),
                 costs=Costs(
                     own=tally.sampling.mean,
-                    external=tally.judging.mean,
+                    external=tally.scoring.mean,
                     update=tally.last_update.seconds if tally.last_update else 0.0,
                 ),
                 probe=self._probe.local if self._probe and self._probe is not probe else None,

@@ -1,1 +1,1 @@
-"""Company: peers that are met, dialled, introduced and judged by what they send."""
+"""Connectivity: peers that are met, dialled, introduced and weighed by what they send."""

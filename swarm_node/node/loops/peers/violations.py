@@ -50,7 +50,7 @@ def watch(shared_state: Shared, own_id: str, now: float) -> None:
     """Set or clear the alarms about peers."""
     peers = shared_state.directory.live(now, float("inf"))
     suspects = {
-        "judging": next((p for p in peers if shared_state.effort.exceeds(p.peer_id, now)), None),
+        "scoring": next((p for p in peers if shared_state.effort.exceeds(p.peer_id, now)), None),
         "author": _largest(shared_state, peers, own_id),
         "refusals": max(
             (
@@ -84,8 +84,8 @@ def _largest(shared_state: Shared, peers: Sequence[Peer], own_id: str) -> Peer |
 
 
 def _sentence(kind: str, peer: Peer) -> str:
-    if kind == "judging":
-        return "costs much time for judging: its groups wait, see `swarm-node peers`"
+    if kind == "scoring":
+        return "costs much time for scoring: its groups wait, see `swarm-node peers`"
     if kind == "author":
         return "wrote most of the peers' groups that are trained on, see `swarm-node peers`"
     reasons = ", ".join(reason for reason, _ in peer.rejected.most_common(2))

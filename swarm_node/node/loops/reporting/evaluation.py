@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from swarm_node.clock import Clock
 from swarm_node.config import Sampling
 from swarm_node.environments.host import EnvironmentHost, EnvironmentInfo
-from swarm_node.environments.judgement import ReplayedDialogue
+from swarm_node.environments.scores import Rerun
 from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.environments.splits.split import SPLIT
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.node.loops.node_parts import Parts, Tally, at_sampler
-from swarm_node.node.loops.sampling.dialogues import Player
 from swarm_node.node.loops.sampling.levels import Levels
+from swarm_node.node.loops.sampling.multi_turn import Player
 from swarm_node.node.metrics.snapshot import EvalPoint
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
@@ -60,7 +60,7 @@ def seen_tasks(tasks: int) -> int:
 
 @dataclass(frozen=True)
 class Examiner:
-    """Has a policy answer tasks, in dialogues of up to `turns` turns of its own."""
+    """Has a policy answer tasks, in multi-turn rollouts of up to `turns` turns of its own."""
 
     sampler: Sampler
     codec: Codec
@@ -91,17 +91,15 @@ class Examiner:
     async def rewards(
         self, requests: Mapping[TaskRef, SampleRequest]
     ) -> tuple[dict[TaskRef, Sequence[float]], float]:
-        """Return the rewards of the answers to each task, or of the dialogues that begin with it,
-        and the seconds that the sampler sampled."""
-        player = Player(self.sampler, self.codec, self._replay, self.clock)
+        """Return the rewards of the answers to each task, or of the multi-turn rollouts that begin
+        with it, and the seconds that the sampler sampled."""
+        player = Player(self.sampler, self.codec, self._rerun, self.clock)
         groups, seconds = await player.play(requests.items())
-        rewards = ([dialogue.last_replay.reward for dialogue in dialogues] for dialogues in groups)
+        rewards = ([rollout.last_rerun.reward for rollout in rollouts] for rollouts in groups)
         return dict(zip(requests, rewards, strict=True)), seconds
 
-    async def _replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript]
-    ) -> Sequence[ReplayedDialogue]:
-        return (await self.environment.replay(ref, dialogues)).dialogues
+    async def _rerun(self, ref: TaskRef, transcripts: Sequence[Transcript]) -> Sequence[Rerun]:
+        return (await self.environment.rerun(ref, transcripts)).reruns
 
 
 class Evaluator:

@@ -126,7 +126,7 @@ class Recorder:
             version=self._parts.trainer.version,
             steps=tally.steps,
             rejected=tally.rejected.total() - tally.rejected["unreachable"],
-            rerun_mismatch=tally.rejected["replay"],
+            rerun_mismatch=tally.rejected["rerun_mismatch"],
             peers=len(peers),
             memory=memory,
             eval_reward=point.families if point else None,

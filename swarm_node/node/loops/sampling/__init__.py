@@ -1,1 +1,1 @@
-"""Own groups: which tasks, their answers, and how these are judged."""
+"""Own groups: which tasks, their answers, and how these are scored."""

@@ -1,4 +1,4 @@
-"""What fits: groups that peers take, and dialogues that the model can hold."""
+"""What fits: groups that peers take, and multi-turn rollouts that the model can hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from swarm_node.rollout import VerifiedGroup
 
 
 class Talk(Protocol):
-    """A part that knows the name of an environment, and the most turns of its dialogues."""
+    """A part that knows the name of an environment, and the most turns of its multi-turn
+    rollouts."""
 
     @property
     def name(self) -> str: ...
@@ -23,7 +24,7 @@ class Talk(Protocol):
 
 
 def check_groups(info: Talk, codec: Codec, sampling: Sampling) -> None:
-    """Refuse groups that peers do not take, and dialogues that the model cannot hold.
+    """Refuse groups that peers do not take, and multi-turn rollouts that the model cannot hold.
 
     Raises:
         ModelError: its chat template cannot be continued with a reply.
@@ -31,7 +32,7 @@ def check_groups(info: Talk, codec: Codec, sampling: Sampling) -> None:
     """
     turn_limit = longest_turn(sampling.group_size, info.turns)
     if sampling.max_new_tokens > turn_limit:
-        of = "answers" if info.turns == 1 else f"dialogues of {info.turns} turns"
+        of = "answers" if info.turns == 1 else f"rollouts of {info.turns} turns"
         raise ConfigError(
             f"sampling.max_new_tokens is {sampling.max_new_tokens}: groups of "
             f"{sampling.group_size} {of} of {info.name} can be larger than peers take: at most "
@@ -51,9 +52,9 @@ def check_groups(info: Talk, codec: Codec, sampling: Sampling) -> None:
         )
 
 
-def dialogues_fit(codec: Codec, group: VerifiedGroup) -> bool:
-    """Check that every row of a peer's dialogues fits the model's positions: the prompt, all turns
-    in this model's tokens, and the replies between them."""
+def turns_fit(codec: Codec, group: VerifiedGroup) -> bool:
+    """Check that every row of a peer's multi-turn rollouts fits the model's positions: the prompt,
+    all turns in this model's tokens, and the replies between them."""
     batch = build_batch(
         [group],
         codec.encode_prompt,

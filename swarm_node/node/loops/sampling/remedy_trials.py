@@ -67,7 +67,7 @@ async def try_changes(
     beginning: Beginning,
     requests: Mapping[TaskRef, SampleRequest],
     sampler: Sampler,
-    judging: Scoring,
+    scoring: Scoring,
     codec: Codec,
     note_call: Noted,
 ) -> dict[Change, float]:
@@ -75,7 +75,7 @@ async def try_changes(
     groups, and change no count but that of the sampler's calls.
 
     Raises:
-        SwarmNodeError: from the sampler or the judge.
+        SwarmNodeError: from the sampler or the scoring worker.
     """
     tasks = dict([*requests.items()][:TASKS])
     mean_rewards = {}
@@ -91,8 +91,8 @@ async def try_changes(
         with note_call(max_tokens, answers=answers):
             sampled_groups = await sampler.sample(calls)
         texts = [[completion.text for completion in group] for group in sampled_groups]
-        judgements = await judging.own_all([*zip(candidates, texts, strict=True)])
-        rewards = [reward for item in judgements for reward in item.rewards]
+        all_scores = await scoring.own_all([*zip(candidates, texts, strict=True)])
+        rewards = [reward for item in all_scores for reward in item.rewards]
         mean_rewards[change] = sum(rewards) / len(rewards)
     return mean_rewards
 

@@ -1,7 +1,7 @@
-"""Rollout groups of the node's own: choose tasks, sample completions, judge the completions.
+"""Rollout groups of the node's own: choose tasks, sample completions, score them.
 
 A `TaskChooser` chooses the tasks. Answers of one turn come from `PartialRollouts`, group by group,
-or from a `Sampler` in one batch; dialogues of several turns from a `Player`.
+or from a `Sampler` in one batch; multi-turn rollouts from a `Player`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from swarm_node.config import Sampling
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.loops.node_parts import Parts, Tally, at_sampler
-from swarm_node.node.loops.sampling.dialogues import CHANGED, TOO_LONG, Player, joined
+from swarm_node.node.loops.sampling.multi_turn import CHANGED, TOO_LONG, Player, joined
 from swarm_node.node.loops.sampling.partial_rollouts import PartialRollouts, PendingGroup
 from swarm_node.node.loops.sampling.remedy_trials import TASKS, Change, advice, try_changes
 from swarm_node.node.loops.sampling.scoring import Scoring
 from swarm_node.node.loops.sampling.tasks import FittingTasks
 from swarm_node.node.metrics.first_groups import Beginning, FirstGroups
-from swarm_node.p2p.exchange.publishing import OwnGroup
+from swarm_node.p2p.exchange.publishing import LocalGroup
 from swarm_node.policy.experience.slots import Slots
 from swarm_node.policy.sampling.sampler import InterruptibleSampler, Row, SampleRequest
 from swarm_node.rollout import Completion, PolicyRef, RolloutGroup, TaskRef
 
-Deliver = Callable[[Sequence[OwnGroup]], Awaitable[None]]
+Deliver = Callable[[Sequence[LocalGroup]], Awaitable[None]]
 
 #: The pause after a batch without a group.
 PAUSE_SECONDS = 1.0
@@ -37,15 +37,15 @@ _log = structlog.get_logger(__name__)
 
 
 class RolloutMaker:
-    """Samples a group of completions for each chosen task and has the group judged. A completion is
-    an answer, or a dialogue."""
+    """Samples a group of completions for each chosen task and has the group scored. A completion is
+    an answer, or a multi-turn rollout."""
 
     def __init__(
         self,
         sampling: Sampling,
         parts: Parts,
         tally: Tally,
-        judging: Scoring,
+        scoring: Scoring,
         tasks: FittingTasks,
         slots: Slots,
         partial_rollouts: PartialRollouts | None,
@@ -56,17 +56,17 @@ class RolloutMaker:
     ) -> None:
         """Every group takes its slots from `slots` when its sampling begins. `partial_rollouts`
         gathers the answers of a sampler that can be interrupted. Without it, groups are sampled in
-        batches: of answers, or of dialogues with up to `turns` turns of the policy."""
+        batches: of answers, or of multi-turn rollouts with up to `turns` turns of the policy."""
         self._sampling = sampling
         self._parts = parts
         self._tally = tally
-        self._judging = judging
+        self._scoring = scoring
         self._tasks = tasks
         self._slots = slots
         self._partial_rollouts = partial_rollouts
         self._seed = seed
         self._peer_id = peer_id
-        self._player = Player(parts.sampler, parts.codec, judging.replay, parts.clock)
+        self._player = Player(parts.sampler, parts.codec, scoring.rerun, parts.clock)
         self._turns = turns
         self._first = FirstGroups()
         #: Requests of the newest groups, and the first groups' results if they teach nothing.
@@ -74,12 +74,13 @@ class RolloutMaker:
         self._poor_start: Beginning | None = None
 
     async def make(self, count: int, deliver: Deliver) -> None:
-        """Complete and judge `count` groups. `deliver` takes them, with their prompts, rewards and
-        replies, as soon as they are judged. The group's `claimed` are the rewards found here.
+        """Complete and score `count` groups. `deliver` takes them, with their prompts,
+        rewards and replies, as soon as they are scored. The group's `claimed` are the rewards found
+        here.
 
-        Groups are left out if their prompt and the longest answers, or a dialogue of them, exceed
-        the model's positions, so there may be fewer. The groups of interrupted tasks keep their
-        slots.
+        Groups are left out if their prompt and the longest answers, or a multi-turn rollout of
+        them, exceed the model's positions, so there may be fewer. The groups of interrupted tasks
+        keep their slots.
 
         Raises:
             ChildError: the environment's process cannot be kept alive.
@@ -88,7 +89,7 @@ class RolloutMaker:
         clock, group_count, drawing = self._parts.clock, 0, 0.0
         started_at = clock.now()
 
-        async def hand_on(groups: Sequence[OwnGroup]) -> None:
+        async def hand_on(groups: Sequence[LocalGroup]) -> None:
             nonlocal group_count
             group_count += len(groups)
             await deliver(groups)
@@ -120,14 +121,14 @@ class RolloutMaker:
         parts, tally = self._parts, self._tally
         trials: dict[Change, float] = {}
         try:
-            # Tasks that are too easy need no trial, and dialogues have none.
+            # Tasks that are too easy need no trial, and multi-turn rollouts have none.
             if beginning.pass_at_1 <= 0.5 and self._turns == 1:
                 calls = partial(at_sampler, parts, tally)
                 trials = await try_changes(
                     beginning,
                     self._recent_requests,
                     parts.sampler,
-                    self._judging,
+                    self._scoring,
                     parts.codec,
                     calls,
                 )
@@ -157,8 +158,8 @@ class RolloutMaker:
 
         async def hand_on(group: PendingGroup) -> None:
             completions = tuple(map(self._completion, group.rows))
-            judgement = await self._judging.own(group.ref, _texts(completions))
-            await deliver([self._own(group, group.version, completions, judgement.rewards)])
+            scores = await self._scoring.own(group.ref, _texts(completions))
+            await deliver([self._own(group, group.version, completions, scores.rewards)])
 
         with self._noted(count):
             await partial_rollouts.gather(count, fresh, hand_on)
@@ -173,37 +174,38 @@ class RolloutMaker:
             results = await sampler.sample([group.request for group in groups])
         drawing = clock.now() - started_at
         texts = [(group.ref, _texts(item)) for group, item in zip(groups, results, strict=True)]
-        judgements = await self._judging.own_all(texts)
+        all_scores = await self._scoring.own_all(texts)
         await deliver(
             [
                 self._own(group, version, completions, item.rewards)
-                for group, completions, item in zip(groups, results, judgements, strict=True)
+                for group, completions, item in zip(groups, results, all_scores, strict=True)
             ]
         )
         return drawing
 
     async def _talk(self, groups: Sequence[PendingGroup], deliver: Deliver) -> float:
-        """Play all dialogues of all groups. Returns the seconds that the sampler sampled."""
+        """Play all multi-turn rollouts of all groups. Returns the seconds that the sampler
+        sampled."""
         version, local_groups = self._parts.sampler.version, []
         with self._noted(len(groups)):
             played_groups, drawing = await self._player.play(
                 [(item.ref, item.request) for item in groups]
             )
-        for group, dialogues in zip(groups, played_groups, strict=True):
-            faults = Counter(item.last_replay.fault for item in dialogues)
-            self._judging.changed(group.ref, faults[CHANGED])
+        for group, rollouts in zip(groups, played_groups, strict=True):
+            faults = Counter(item.last_rerun.fault for item in rollouts)
+            self._scoring.changed(group.ref, faults[CHANGED])
             if faults[TOO_LONG]:
                 self._tally.faults["prompt_too_long"] += 1
                 continue
-            # Peers score a text on which the scorer fails as this node does, and replay no dialogue
-            # in which a reply failed or a text ended the judge.
+            # Peers score a text on which the scorer fails as this node does, and re-run no
+            # multi-turn rollout in which a reply failed or a text ended the scoring worker.
             local_groups.append(
                 self._own(
                     group,
                     version,
-                    tuple(joined(item.turns) for item in dialogues),
-                    tuple(item.last_replay.reward for item in dialogues),
-                    tuple(tuple(item.replies) for item in dialogues),
+                    tuple(joined(item.turns) for item in rollouts),
+                    tuple(item.last_rerun.reward for item in rollouts),
+                    tuple(tuple(item.observations) for item in rollouts),
                     is_sound=faults.keys() <= {"", "out_of_range"},
                 )
             )
@@ -245,15 +247,15 @@ class RolloutMaker:
         version: int,
         completions: tuple[Completion, ...],
         rewards: tuple[float, ...],
-        replies: tuple[tuple[str, ...], ...] = (),
+        observations: tuple[tuple[str, ...], ...] = (),
         *,
         is_sound: bool = True,
-    ) -> OwnGroup:
+    ) -> LocalGroup:
         """Make the rollout group to publish. `version` is the policy version of its first
         tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         rollout_group = RolloutGroup(group.ref, policy, completions, rewards)
-        self._tally.sampled(rollout_group, group.prompt, replies)
+        self._tally.sampled(rollout_group, group.prompt, observations)
         self._recent_requests = dict(
             [*self._recent_requests.items(), (group.ref, group.request)][-TASKS:]
         )
@@ -262,7 +264,7 @@ class RolloutMaker:
             self._poor_start = beginning
         elif beginning is not None:
             tell(beginning, "")
-        return OwnGroup(rollout_group, group.prompt, replies, is_sound)
+        return LocalGroup(rollout_group, group.prompt, observations, is_sound)
 
 
 def _texts(completions: Sequence[Completion]) -> list[str]:

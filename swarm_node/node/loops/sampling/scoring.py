@@ -1,4 +1,4 @@
-"""Judgement of answers, the node's own and those of peers, in the environment's process."""
+"""GroupScores of answers, the node's own and those of peers, in the environment's process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import structlog
 
 from swarm_node.clock import Clock
 from swarm_node.environments.host import EnvironmentHost
-from swarm_node.environments.judgement import JudgedDialogues, Judgement, ReplayedDialogue
+from swarm_node.environments.scores import GroupRerun, GroupScores, Rerun
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.errors import SlowTaskError
 from swarm_node.node.loops.node_parts import Tally
@@ -17,11 +17,11 @@ from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.rollout import TaskRef
 
 _log = structlog.get_logger(__name__)
-_Judged = TypeVar("_Judged", Judgement, JudgedDialogues)
+_Scored = TypeVar("_Scored", GroupScores, GroupRerun)
 
 
 class Scoring:
-    """Has texts judged, counts the scorer's faults, and charges the time to the texts' author."""
+    """Has texts scored, counts the scorer's faults, and charges the time to the texts' author."""
 
     def __init__(
         self, environment: EnvironmentHost, tally: Tally, effort: Effort, clock: Clock
@@ -32,7 +32,7 @@ class Scoring:
         self._clock = clock
         self._told_of_raising = False
 
-    async def own(self, ref: TaskRef, texts: Sequence[str]) -> Judgement:
+    async def own(self, ref: TaskRef, texts: Sequence[str]) -> GroupScores:
         """Judge this node's own texts.
 
         Raises:
@@ -40,107 +40,105 @@ class Scoring:
         """
         return (await self.own_all([(ref, texts)]))[0]
 
-    async def own_all(self, groups: Sequence[tuple[TaskRef, Sequence[str]]]) -> Sequence[Judgement]:
+    async def own_all(
+        self, groups: Sequence[tuple[TaskRef, Sequence[str]]]
+    ) -> Sequence[GroupScores]:
         """Judge this node's own groups, each a task and texts.
 
         Raises:
             ChildError: the environment's process cannot be kept alive.
         """
-        judgements = await self._environment.judge_all(groups)
-        for (ref, _), judgement in zip(groups, judgements, strict=True):
-            self._count_texts(ref, judgement)
-        self._effort.judged_own(
-            sum(judgement.seconds for judgement in judgements), self._clock.now()
-        )
-        return judgements
+        all_scores = await self._environment.score_all(groups)
+        for (ref, _), scores in zip(groups, all_scores, strict=True):
+            self._count_texts(ref, scores)
+        self._effort.charge_own(sum(scores.seconds for scores in all_scores), self._clock.now())
+        return all_scores
 
-    async def replay(
-        self, ref: TaskRef, dialogues: Sequence[Transcript]
-    ) -> Sequence[ReplayedDialogue]:
-        """Replay this node's own dialogues.
+    async def rerun(self, ref: TaskRef, transcripts: Sequence[Transcript]) -> Sequence[Rerun]:
+        """Re-run this node's own multi-turn rollouts.
 
         Raises:
             ChildError: the environment's process cannot be kept alive.
         """
-        result = await self._environment.replay(ref, dialogues)
-        self._effort.judged_own(result.seconds, self._clock.now())
-        self._count(ref, result.dialogues)
-        return result.dialogues
+        result = await self._environment.rerun(ref, transcripts)
+        self._effort.charge_own(result.seconds, self._clock.now())
+        self._count(ref, result.reruns)
+        return result.reruns
 
-    def _count(self, ref: TaskRef, dialogues: Sequence[ReplayedDialogue]) -> None:
-        """Count the faults of own dialogues."""
-        for dialogue in dialogues:
-            if dialogue.fault == "reply" and not self._tally.faults[f"scorer_{dialogue.fault}"]:
+    def _count(self, ref: TaskRef, reruns: Sequence[Rerun]) -> None:
+        """Count the faults of own multi-turn rollouts."""
+        for rerun in reruns:
+            if rerun.fault == "observation" and not self._tally.faults[f"scorer_{rerun.fault}"]:
                 _log.warning(
-                    "the environment's reply() raised or gave no text of at most 1,024 characters, "
-                    "so the dialogue ended with reward 0 (told once, counted)",
+                    "the environment's observation() raised or gave no text of at most 1,024 "
+                    "characters, so the rollout ended with reward 0 (told once, counted)",
                     family=ref.family,
-                    raised=dialogue.exception,
+                    raised=rerun.exception,
                 )
-            elif dialogue.exception and not dialogue.fault:
-                self._tell_of_raising(ref, dialogue.exception)
-            elif dialogue.fault == "ended":
+            elif rerun.exception and not rerun.fault:
+                self._tell_of_raising(ref, rerun.exception)
+            elif rerun.fault == "ended":
                 self._tell_of_change(ref)
-            if dialogue.fault:
-                self._tally.faults[f"scorer_{dialogue.fault}"] += 1
+            if rerun.fault:
+                self._tally.faults[f"scorer_{rerun.fault}"] += 1
 
-    def changed(self, ref: TaskRef, dialogues: int) -> None:
-        """Count own dialogues of a task in which a reply became another one."""
-        if dialogues:
+    def changed(self, ref: TaskRef, count: int) -> None:
+        """Count own multi-turn rollouts of a task in which an observation became another one."""
+        if count:
             self._tell_of_change(ref)
-            self._tally.faults["scorer_changed"] += dialogues
+            self._tally.faults["scorer_changed"] += count
 
-    async def of_peer(self, ref: TaskRef, texts: Sequence[str], author: str) -> Judgement:
-        """Judge the texts of the peer `author`.
-
-        Raises:
-            SlowTaskError: they took too long, which counts against their author.
-            ChildError: the environment's process cannot be kept alive.
-        """
-        judgement = await self._charged(self._environment.judge(ref, texts, "peers"), author)
-        self._count_texts(ref, judgement)
-        return judgement
-
-    async def dialogues_of_peer(
-        self, ref: TaskRef, dialogues: Sequence[tuple[Sequence[str], bool]], author: str
-    ) -> JudgedDialogues:
-        """Replay dialogues of the peer `author`, each with the texts that its policy said, and
-        whether the last one was cut.
+    async def of_peer(self, ref: TaskRef, texts: Sequence[str], author: str) -> GroupScores:
+        """Score the texts of the peer `author`.
 
         Raises:
             SlowTaskError: they took too long, which counts against their author.
             ChildError: the environment's process cannot be kept alive.
         """
-        transcripts = [Transcript(list(texts), is_truncated) for texts, is_truncated in dialogues]
-        replaying = self._environment.replay(ref, transcripts, "peers")
-        return await self._charged(replaying, author)
+        scores = await self._charged(self._environment.score(ref, texts, "peers"), author)
+        self._count_texts(ref, scores)
+        return scores
 
-    async def _charged(self, judging: Awaitable[_Judged], author: str) -> _Judged:
-        """Return the peers' judge's finding. Its time counts against the author."""
+    async def rerun_of_peer(
+        self, ref: TaskRef, rollouts: Sequence[tuple[Sequence[str], bool]], author: str
+    ) -> GroupRerun:
+        """Re-run multi-turn rollouts of the peer `author`, each with the texts that its policy
+        said, and whether the last one was cut.
+
+        Raises:
+            SlowTaskError: they took too long, which counts against their author.
+            ChildError: the environment's process cannot be kept alive.
+        """
+        transcripts = [Transcript(list(texts), is_truncated) for texts, is_truncated in rollouts]
+        rerunning = self._environment.rerun(ref, transcripts, "peers")
+        return await self._charged(rerunning, author)
+
+    async def _charged(self, scoring: Awaitable[_Scored], author: str) -> _Scored:
+        """Return the peers' scoring worker's finding. Its time counts against the author."""
         try:
-            result = await judging
+            result = await scoring
         except SlowTaskError as error:
-            self._effort.judged(author, error.seconds, self._clock.now())
+            self._effort.charge(author, error.seconds, self._clock.now())
             raise
-        # Several groups are judged at once. The time that one waits for others is not counted.
-        self._tally.judging.add(result.seconds, 1)
-        self._effort.judged(author, result.seconds, self._clock.now())
-        if result.unjudged:
-            self._tally.faults[f"judge_{result.unjudged}"] += 1
+        # Several groups are scored at once. The time that one waits for others is not counted.
+        self._tally.scoring.add(result.seconds, 1)
+        self._effort.charge(author, result.seconds, self._clock.now())
+        if result.unscored:
+            self._tally.faults[f"scoring_{result.unscored}"] += 1
         return result
 
-    def _count_texts(self, ref: TaskRef, judgement: Judgement) -> None:
-        if judgement.faults:
-            self._tally.faults[f"scorer_{judgement.fault_reason}"] += judgement.faults
-        if judgement.exception:
-            self._tell_of_raising(ref, judgement.exception)
+    def _count_texts(self, ref: TaskRef, scores: GroupScores) -> None:
+        if scores.faults:
+            self._tally.faults[f"scorer_{scores.fault_reason}"] += scores.faults
+        if scores.exception:
+            self._tell_of_raising(ref, scores.exception)
 
     def _tell_of_change(self, ref: TaskRef) -> None:
         if self._tally.faults["scorer_changed"] or self._tally.faults["scorer_ended"]:
             return
         _log.warning(
-            "the environment's reply() gave another reply when a dialogue was replayed, so the "
-            "dialogue ended with reward 0: it may depend on the task and on what was said alone "
+            "the environment's observation() gave another text when a rollout was re-run, so the "
+            "rollout ended with reward 0: it may depend on the task and on what was said alone "
             "(told once, counted)",
             family=ref.family,
         )

@@ -21,7 +21,7 @@ _PROMPTS_KEPT = 1024
 #: The day that a chat template reads off the calendar: a prompt must be the same tomorrow, and at
 #: every peer. It is the one that Llama 3.1's template takes where there is no calendar.
 _DAY = datetime(2024, 7, 26)
-#: What stands for the texts of a dialogue when its template is taken apart.
+#: What stands for the texts of a multi-turn rollout when its template is taken apart.
 _QUESTION, _ANSWERS, _REPLIES = "?", ("-answer-1-", "-answer-2-"), ("-reply-1-", "-reply-2-")
 
 
@@ -241,7 +241,7 @@ class Codec:
         surrounds. The name of a token in it is plain text."""
         return tuple(self._texts.text(text))
 
-    def bridge(self, reply: str) -> tuple[int, ...]:
+    def bridge(self, observation: str) -> tuple[int, ...]:
         """Token ids from the end token of a turn, which the model said itself, up to the place
         where the next answer starts: `reply` and what the chat template puts around it. Everything
         before them stays as it was read. The reply is encoded as plain text.
@@ -250,12 +250,12 @@ class Codec:
             ModelError: the chat template cannot be continued, whatever the reply.
         """
         prefix, suffix = self._around_reply()
-        return (*prefix, *self.encode_answer(reply), *suffix)
+        return (*prefix, *self.encode_answer(observation), *suffix)
 
     def _split_template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ids before and after a reply. They must be the same after every answer."""
         if self._tokenizer.chat_template is None:
-            raise _no_dialogue("the model has none")
+            raise _no_turns("the model has none")
         marks = [_ANSWERS[0], _REPLIES[0], _ANSWERS[1], _REPLIES[1]]
         messages = [
             {"role": "assistant" if mark in _ANSWERS else "user", "content": mark}
@@ -265,17 +265,17 @@ class Codec:
         one_turn = _cut(self._templated(messages[:3], True), marks[:2])
         two_turns = _cut(self._templated(messages, True), marks)
         if one_turn is None or two_turns is None:
-            raise _no_dialogue("it leaves out or repeats what was said before")
+            raise _no_turns("it leaves out or repeats what was said before")
         begin, prefix, suffix = one_turn
         # Of a thought, templates write in the newest answer only: the model read it there.
         is_same = (
             two_turns[0] == begin and prompt.startswith(begin) and suffix.startswith(two_turns[2])
         )
         if not is_same or two_turns[1] != prefix or two_turns[3:] != [prefix, suffix]:
-            raise _no_dialogue("it writes what was said before in another way later")
+            raise _no_turns("it writes what was said before in another way later")
         ids = [self._tokenizer.encode(part, add_special_tokens=False) for part in (prefix, suffix)]
         if not ids[0] or ids[0][0] not in self.eos_ids:
-            raise _no_dialogue("it puts no end token after an answer, so it has no roles")
+            raise _no_turns("it puts no end token after an answer, so it has no roles")
         return tuple(ids[0][1:]), tuple(ids[1])
 
     @property
@@ -337,9 +337,9 @@ def _cut(text: str, marks: Sequence[str]) -> list[str] | None:
     return [*parts, text]
 
 
-def _no_dialogue(reason: str) -> ModelError:
+def _no_turns(reason: str) -> ModelError:
     return ModelError(
-        f"this model's chat template cannot be continued with a reply ({reason})",
+        f"this model's chat template cannot be continued with an observation ({reason})",
         "take a model that "
         "was trained for conversations, such as tiny-talk, or an environment of one turn",
     )

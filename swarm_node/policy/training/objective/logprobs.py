@@ -134,7 +134,7 @@ class ReferencePolicy:
         return cls(make_base(model_dir, None, placement))
 
     @torch.no_grad()
-    def judge(
+    def log_probs(
         self,
         model: PolicyModel,
         rows: Sequence[TrainRow],

@@ -35,7 +35,7 @@ class Arrangement:
     number the answer of its sequence that a token belongs to; 0 is the prompt, −1 padding. They are
     None where every sequence is one row. `places` i64[3, N] has for every completion token, row
     after row, its sequence, the position that predicts it, and its id. A token that stands between
-    the turns of a dialogue is in `ids` and has no place, so nothing is trained on it."""
+    the turns of a multi-turn rollout is in `ids` and has no place, so nothing is trained on it."""
 
     ids: NDArray[np.int64]
     segments: NDArray[np.int64] | None

@@ -41,9 +41,9 @@ _FRESH = (-3.0, -7.5, -4.2, -3.2)
 
 def least_likely(logp: NDArray[np.float32], starts: Sequence[int] = ()) -> tuple[float, ...]:
     """The mean log-prob of an answer f32[T], and those of its least likely windows, in nats a
-    token. A window longer than the answer is the answer. The turns of a dialogue begin at `starts`;
-    no window lies in two of them, or an odd end of one would hide in the likely start of the
-    next."""
+    token. A window longer than the answer is the answer. The turns of a multi-turn rollout begin at
+    `starts`; no window lies in two of them, or an odd end of one would hide in the likely start of
+    the next."""
     sums = np.concatenate([[0.0], np.cumsum(logp, dtype=np.float64)])
     lows = [sums[-1] / logp.size]
     for window in WINDOWS:

@@ -165,7 +165,9 @@ class GradientPass:
         references: dict[int, RowReference] | None = None
         micro_batches = self._rounds(rows)
         if self._reference is not None:
-            references = self._reference.judge(self._model, rows, self._temperature, micro_batches)
+            references = self._reference.log_probs(
+                self._model, rows, self._temperature, micro_batches
+            )
         on_cpu = self._parameters[0].device.type == "cpu"
         for number, indices in enumerate(micro_batches):
             if number and on_cpu:

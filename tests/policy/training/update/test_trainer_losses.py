@@ -115,14 +115,14 @@ def test_the_reference_is_the_base_model_and_its_drift_the_groups_mean(random_qw
     core = TrainerCore(random_qwen2, SETTINGS)
     rows = [row(1.0, 1, group=0), row(-1.0, 2, group=0), row(1.0, 3, group=1)]
     reference = ReferencePolicy.from_directory(random_qwen2)
-    at_start = reference.judge(core.model, rows, 1.0, micro_batches(rows, 20))
+    at_start = reference.log_probs(core.model, rows, 1.0, micro_batches(rows, 20))
     assert [judged.drift for _, judged in sorted(at_start.items())] == pytest.approx(
         [0.0] * 3, abs=1e-6
     )
     base = [logprob(core, one) for one in rows]
     core.update(Batch(tuple(rows)))
     moved = [logprob(core, one) - before for one, before in zip(rows, base, strict=True)]
-    later = reference.judge(core.model, rows, 1.0, micro_batches(rows, 20))
+    later = reference.log_probs(core.model, rows, 1.0, micro_batches(rows, 20))
     expected = [(moved[0] + moved[1]) / 2] * 2 + [moved[2]]
     assert [judged.drift for _, judged in sorted(later.items())] == pytest.approx(
         expected, abs=1e-4

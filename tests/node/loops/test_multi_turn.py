@@ -22,20 +22,20 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import load_settings
 from swarm_node.environments.base import Task
 from swarm_node.environments.host import EnvironmentInfo, InlineEnvironmentHost, Whose
-from swarm_node.environments.judgement import JudgedDialogues, ReplayedDialogue
+from swarm_node.environments.scores import GroupRerun, Rerun
 from swarm_node.environments.splits.split import with_split
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.errors import ConfigError, ModelError, SwarmNodeError
 from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.sampling.dialogues import (
+from swarm_node.node.loops.sampling.fit import check_groups
+from swarm_node.node.loops.sampling.multi_turn import (
     CHANGED,
     TOO_LONG,
-    PlayedDialogue,
+    MultiTurnRollout,
     Player,
     joined,
 )
-from swarm_node.node.loops.sampling.fit import check_groups
 from swarm_node.node.loops.sampling.rollout_maker import PAUSE_SECONDS
 from swarm_node.node.start.assembly import assemble
 from swarm_node.node.start.derive import peers_wants
@@ -70,20 +70,20 @@ class Digits:
     def render(self, task: Task) -> str:
         return f"What is {task.payload} + 1?"
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def observation(self, task: Task, said: Sequence[str]) -> str | None:
         digit = any(map(str.isdigit, said[-1]))
         return None if digit else f"{len(said)} more{self.tail} <eos>"
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
+    def reward(self, task: Task, said: Sequence[str]) -> float:
         return float(len(said[-1]) % 2 == 0)
 
 
 class Fickle(Digits):
     """Replies something else each time."""
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def observation(self, task: Task, said: Sequence[str]) -> str | None:
         self.tail += "!"
-        return super().reply(task, said)
+        return super().observation(task, said)
 
 
 class Wordy(Digits):
@@ -92,18 +92,18 @@ class Wordy(Digits):
 
 def played(
     made: Digits, positions: int = 1024, tasks: int = 6
-) -> tuple[list[list[PlayedDialogue]], SplitEnvironment]:
+) -> tuple[list[list[MultiTurnRollout]], SplitEnvironment]:
     environment = SplitEnvironment(made)
     host = InlineEnvironmentHost(environment)
 
-    async def hear(ref: TaskRef, dialogues: Sequence[Transcript]) -> Sequence[ReplayedDialogue]:
-        return (await host.replay(ref, dialogues)).dialogues
+    async def hear(ref: TaskRef, dialogues: Sequence[Transcript]) -> Sequence[Rerun]:
+        return (await host.rerun(ref, dialogues)).reruns
 
     sampler = TorchSampler(CausalLM.from_directory(tiny().directory), codec(), inline=True)
     player = Player(sampler, codec(positions), hear, SYSTEM_CLOCK)
     refs = [TaskRef("digits", environment.version, "one", 1000 + n) for n in range(tasks)]
 
-    async def run() -> list[list[PlayedDialogue]]:
+    async def run() -> list[list[MultiTurnRollout]]:
         prompts = map(codec().encode_prompt, await host.render(refs))
         groups, seconds = await player.play(
             (ref, SampleRequest(ids, 4, ref.seed, SAMPLING.max_new_tokens, SAMPLING.temperature))
@@ -123,14 +123,14 @@ def test_a_dialogue_goes_on_until_it_is_over_and_is_the_same_again() -> None:
     for group, copy in zip(groups, again, strict=True):
         for dialogue, other in zip(group, copy, strict=True):
             assert [turn.text for turn in dialogue.turns] == [turn.text for turn in other.turns]
-            assert dialogue.replies == other.replies
+            assert dialogue.observations == other.observations
             lengths.add(len(dialogue.turns))
-            assert dialogue.last_replay.is_over
-            assert len(dialogue.replies) == len(dialogue.turns) - 1
+            assert dialogue.last_rerun.is_over
+            assert len(dialogue.observations) == len(dialogue.turns) - 1
             assert all(turn.finish is Finish.STOP for turn in dialogue.turns[:-1])
             said = [turn.text for turn in dialogue.turns]
             task = environment.derive(dialogue.ref)
-            assert dialogue.last_replay.reward == environment.judge(task, said)
+            assert dialogue.last_rerun.reward == environment.reward(task, said)
     assert lengths == {1, 2, 3}
     assert {turn.finish for group in groups for each in group for turn in each.turns} == {*Finish}
 
@@ -142,12 +142,12 @@ def test_what_is_trained_on_is_what_the_policy_read_and_sampled() -> None:
     seen = 0
     for group in groups:
         completions = tuple(joined(dialogue.turns) for dialogue in group)
-        rewards = tuple(each.last_replay.reward for each in group)
+        rewards = tuple(each.last_rerun.reward for each in group)
         ref = group[0].ref
         made = RolloutGroup(ref, PolicyRef(b"m", b"t", 0), completions, rewards)
         assert check_tokens(codec(), made) is None
         prompt = environment.render(environment.derive(ref))
-        replies = tuple(tuple(dialogue.replies) for dialogue in group)
+        replies = tuple(tuple(dialogue.observations) for dialogue in group)
         own = VerifiedGroup(b"g", "me", Provenance.LOCAL, made, prompt, rewards, 0, replies)
         rows = build_batch(
             [own],
@@ -172,10 +172,10 @@ def test_what_is_trained_on_is_what_the_policy_read_and_sampled() -> None:
 def test_replies_that_change_later_end_the_dialogue() -> None:
     groups, _ = played(Fickle())
     ends = [
-        dialogue.last_replay for group in groups for dialogue in group if len(dialogue.turns) > 1
+        dialogue.last_rerun for group in groups for dialogue in group if len(dialogue.turns) > 1
     ]
     assert ends
-    assert all(end == ReplayedDialogue(fault=CHANGED) for end in ends)
+    assert all(end == Rerun(fault=CHANGED) for end in ends)
 
 
 class Moody(Digits):
@@ -183,9 +183,9 @@ class Moody(Digits):
 
     asked: frozenset[tuple[str, ...]] = frozenset()
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def observation(self, task: Task, said: Sequence[str]) -> str | None:
         before, self.asked = tuple(said) in self.asked, self.asked | {tuple(said)}
-        return None if before else super().reply(task, said)
+        return None if before else super().observation(task, said)
 
 
 @pytest.mark.slow(reason="two nodes sample, measure and train")
@@ -198,12 +198,12 @@ def test_replies_that_change_later_are_counted_and_told_once(
         lived(tmp_path, lambda node, _: faults.update(node.snapshot().faults), made())
     assert set(faults) == {f"scorer_{fault}"}
     assert faults[f"scorer_{fault}"] > 1
-    assert sum("another reply" in line["event"] for line in lines) == 1
+    assert sum("another text" in line["event"] for line in lines) == 1
 
 
 def test_a_dialogue_that_no_longer_fits_ends() -> None:
     groups, _ = played(Wordy())
-    ends = {(len(each.turns), each.last_replay.fault) for group in groups for each in group}
+    ends = {(len(each.turns), each.last_rerun.fault) for group in groups for each in group}
     assert (2, TOO_LONG) in ends
     assert ends <= {(1, ""), (2, ""), (2, TOO_LONG)}
 
@@ -410,12 +410,12 @@ def test_a_group_that_is_too_large_for_peers_is_dropped_and_counted(tmp_path: Pa
 class SlowHost(Host):
     """Takes long to replay what is not the maker's."""
 
-    async def replay(
+    async def rerun(
         self, ref: TaskRef, dialogues: Sequence[Transcript], whose: Whose = "own"
-    ) -> JudgedDialogues:
+    ) -> GroupRerun:
         if whose == "peers":
             await asyncio.sleep(REPLAY_SECONDS)
-        return await super().replay(ref, dialogues, whose)
+        return await super().rerun(ref, dialogues, whose)
 
 
 @pytest.mark.slow(reason="a node samples for some seconds, twice")
@@ -465,7 +465,7 @@ def test_of_two_requests_for_a_turn_no_two_are_alike() -> None:
     """Or dialogues that were the same so far would be the same for ever."""
     groups, _ = played(Digits(), tasks=1)
     player = Player(None, codec(), None, SYSTEM_CLOCK)  # type: ignore[arg-type]
-    fresh = [PlayedDialogue(d.ref, d.request, d.place, d.turns[:1], ["1"]) for d in groups[0]]
+    fresh = [MultiTurnRollout(d.ref, d.request, d.place, d.turns[:1], ["1"]) for d in groups[0]]
     requests = [request for request, _ in player._requests([fresh])]
     assert all(isinstance(request, SampleRequest) for request in requests)
     assert len({request.seed for request in requests}) == len(requests) == 4

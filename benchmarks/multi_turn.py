@@ -1,13 +1,15 @@
-"""A tiny model learns the games of two turns: with the environment's replies, and with false ones.
+"""A tiny model learns the games of two turns: with the environment's observations, and with false
+ones.
 
-False replies are of the same form and say nothing, so that nobody can be right at guess more than
-two times of three, or at weigh more than one time of three. Sampler, trainer and batches are a
+False observations are of the same form and say nothing, so that nobody can be right at guess more
+than two times of three, or at weigh more than one time of three. Sampler, trainer and batches are a
 node's, in one process: groups of one version, so many for each update. Reward is measured on
-held-out texts. A run with true replies ends with the cost of a row for a dialogue beside a row for
-each turn. With --three-turns, only that cost is measured, on dialogues of three turns each.
+held-out texts. A run with true observations ends with the cost of a row for a multi-turn rollout
+beside a row for each turn. With --three-turns, only that cost is measured, on multi-turn rollouts
+of three turns each.
 
-    python benchmarks/dialogues.py --updates 300
-    python benchmarks/dialogues.py --three-turns
+    python benchmarks/multi_turn.py --updates 300
+    python benchmarks/multi_turn.py --three-turns
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ import torch
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.config import Settings, load_settings, parse_assignments
-from swarm_node.environments.base import Dialogue, Task
+from swarm_node.environments.base import MultiTurnEnvironment, Task
 from swarm_node.environments.bundled.games import create
 from swarm_node.environments.host import InlineEnvironmentHost
-from swarm_node.environments.judgement import ReplayedDialogue
+from swarm_node.environments.scores import Rerun
 from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript
-from swarm_node.node.loops.sampling.dialogues import PlayedDialogue, Player, joined
+from swarm_node.node.loops.sampling.multi_turn import MultiTurnRollout, Player, joined
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
@@ -46,9 +48,9 @@ from swarm_node.rollout import Provenance, RolloutGroup, TaskRef, VerifiedGroup
 
 
 class FalseReplies:
-    """The games with replies that depend on nothing that would help."""
+    """The games with observations that depend on nothing that would help."""
 
-    def __init__(self, games: Dialogue) -> None:
+    def __init__(self, games: MultiTurnEnvironment) -> None:
         self._games = games
         self.name, self.families, self.turns = games.name, games.families, games.turns
         self.version = games.version
@@ -59,20 +61,20 @@ class FalseReplies:
     def render(self, task: Task) -> str:
         return self._games.render(task)
 
-    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
-        reply = self._games.reply(task, completions)
-        if reply is None:
+    def observation(self, task: Task, completions: Sequence[str]) -> str | None:
+        observation = self._games.observation(task, completions)
+        if observation is None:
             return None
         key = f"{task.ref.family}/{task.ref.seed}/{completions}".encode()
         number = int.from_bytes(hashlib.sha256(key).digest()[:8], "big")
-        if reply.isdigit():
+        if observation.isdigit():
             return str((10 + number % 90) * (10 + number // 90 % 90))
         if task.ref.family == "weigh":
             return ("left is heavier", "right is heavier", "equal")[number % 3]
         return ("higher", "lower")[number % 2]
 
-    def judge(self, task: Task, completions: Sequence[str]) -> float:
-        return self._games.judge(task, completions)
+    def reward(self, task: Task, completions: Sequence[str]) -> float:
+        return self._games.reward(task, completions)
 
 
 class ThreeTurns:
@@ -88,17 +90,19 @@ class ThreeTurns:
     def render(self, task: Task) -> str:
         return f"Guess my number from {task.payload} to {task.payload + 2}."
 
-    def reply(self, task: Task, completions: Sequence[str]) -> str | None:
+    def observation(self, task: Task, completions: Sequence[str]) -> str | None:
         return ("higher", "lower")[hashlib.sha256(completions[-1].encode()).digest()[0] % 2]
 
-    def judge(self, task: Task, completions: Sequence[str]) -> float:
+    def reward(self, task: Task, completions: Sequence[str]) -> float:
         return float(hashlib.sha256(completions[-1].encode()).digest()[1] % 2)
 
 
 class Learner:
     """One node's sampler and trainer on one environment."""
 
-    def __init__(self, model: Model, games: Dialogue, settings: Settings, place: Path) -> None:
+    def __init__(
+        self, model: Model, games: MultiTurnEnvironment, settings: Settings, place: Path
+    ) -> None:
         self._model, self._settings = model, settings
         self._sampler = TorchSampler(
             CausalLM.from_directory(model.directory), model.codec, inline=True
@@ -111,19 +115,17 @@ class Learner:
         self.start = self._trainer.start
         self._take(games)
 
-    def _take(self, games: Dialogue) -> None:
+    def _take(self, games: MultiTurnEnvironment) -> None:
         self._environment = SplitEnvironment(games)
         self._host = InlineEnvironmentHost(self._environment)
-        self._player = Player(self._sampler, self._model.codec, self._replay, SYSTEM_CLOCK)
+        self._player = Player(self._sampler, self._model.codec, self._rerun, SYSTEM_CLOCK)
 
-    async def _replay(
-        self, ref: TaskRef, transcripts: Sequence[Transcript]
-    ) -> list[ReplayedDialogue]:
-        return list((await self._host.replay(ref, transcripts)).dialogues)
+    async def _rerun(self, ref: TaskRef, transcripts: Sequence[Transcript]) -> list[Rerun]:
+        return list((await self._host.rerun(ref, transcripts)).reruns)
 
     async def _play(
         self, refs: Sequence[TaskRef], n: int, draw: int
-    ) -> tuple[list[str], list[list[PlayedDialogue]]]:
+    ) -> tuple[list[str], list[list[MultiTurnRollout]]]:
         prompts = await self._host.render(refs)
         sampling = self._settings.sampling
         openings = [
@@ -144,18 +146,18 @@ class Learner:
     def _ref(self, family: str, seed: int) -> TaskRef:
         return TaskRef(self._environment.name, self._environment.version, family, seed)
 
-    async def measure(self, tasks: int, games: Dialogue | None = None) -> Mapping[str, float]:
-        """Reward by family on so many held-out tasks, with the replies of other `games` if they
-        are given."""
+    async def measure(
+        self, tasks: int, games: MultiTurnEnvironment | None = None
+    ) -> Mapping[str, float]:
+        """Reward by family on so many held-out tasks, with the observations of other `games` if
+        they are given."""
         if games is not None:
             self._take(games)
         rewards = {}
         for family in self._environment.families:
             refs = [self._ref(family, held_out_seed("benchmark", n)) for n in range(tasks)]
-            _, dialogues = await self._play(refs, 1, 1)
-            rewards[family] = float(
-                np.mean([dialogue.last_replay.reward for (dialogue,) in dialogues])
-            )
+            _, rollouts = await self._play(refs, 1, 1)
+            rewards[family] = float(np.mean([rollout.last_rerun.reward for (rollout,) in rollouts]))
         return rewards
 
     async def update(self, number: int, groups: int) -> Batch:
@@ -166,8 +168,8 @@ class Learner:
             for n in range(groups)
         ]
         codec = self._model.codec
-        prompts, dialogues = await self._play(refs, self._settings.sampling.group_size, number)
-        local_groups = [self._group(*parts) for parts in zip(refs, prompts, dialogues, strict=True)]
+        prompts, rollouts = await self._play(refs, self._settings.sampling.group_size, number)
+        local_groups = [self._group(*parts) for parts in zip(refs, prompts, rollouts, strict=True)]
         batch = build_batch(
             local_groups,
             codec.encode_prompt,
@@ -180,25 +182,26 @@ class Learner:
         return batch
 
     def _group(
-        self, ref: TaskRef, prompt: str, dialogues: Sequence[PlayedDialogue]
+        self, ref: TaskRef, prompt: str, rollouts: Sequence[MultiTurnRollout]
     ) -> VerifiedGroup:
-        rewards = tuple(dialogue.last_replay.reward for dialogue in dialogues)
+        rewards = tuple(rollout.last_rerun.reward for rollout in rollouts)
         version = self._sampler.version
         group = RolloutGroup(
             ref,
             replace(self._model.policy, version=version),
-            tuple(joined(dialogue.turns) for dialogue in dialogues),
+            tuple(joined(rollout.turns) for rollout in rollouts),
             rewards,
         )
-        replies = tuple(tuple(dialogue.replies) for dialogue in dialogues)
+        observations = tuple(tuple(rollout.observations) for rollout in rollouts)
         group_id = f"{ref.seed}/{version}".encode()
         return VerifiedGroup(
-            group_id, "own", Provenance.LOCAL, group, prompt, rewards, version, replies
+            group_id, "own", Provenance.LOCAL, group, prompt, rewards, version, observations
         )
 
 
 def by_turn(rows: Sequence[TrainRow]) -> list[TrainRow]:
-    """The same dialogues with a row for each turn: its prompt is all that was read before."""
+    """The same multi-turn rollouts with a row for each turn: its prompt is all that was read
+    before."""
     turn_rows = []
     for row in rows:
         context_ids, begin = row.prompt_ids, 0
@@ -233,20 +236,20 @@ def cost(model: Model, rows: Sequence[TrainRow]) -> tuple[int, float, torch.Tens
 
 
 def show_rows(model: Model, rows: Sequence[TrainRow]) -> None:
-    """Print what a row for a dialogue saves."""
+    """Print what a row for a multi-turn rollout saves."""
     cost(model, rows[:1])  # the first product of a process takes longer
     tokens, row_ms, gradient = cost(model, rows)
     turn_tokens, turn_ms, turn_gradient = cost(model, by_turn(rows))
     gap = float((gradient - turn_gradient).abs().max() / gradient.abs().max())
     print(
-        f"{len(rows)} dialogues: {tokens} tokens and {row_ms:.0f} ms in a row each, "
+        f"{len(rows)} rollouts: {tokens} tokens and {row_ms:.0f} ms in a row each, "
         f"{turn_tokens} and {turn_ms:.0f} ms in a row for each turn ({tokens / turn_tokens:.2f}); "
         f"gradients differ by {gap:.0e} of the largest"
     )
 
 
 async def three_turns(model: Model, options: argparse.Namespace) -> None:
-    """Show what a row for a dialogue saves at three turns."""
+    """Show what a row for a multi-turn rollout saves at three turns."""
     settings = load_settings(
         {"run.seed": options.seed, **parse_assignments(options.set)}, environ={}
     )
@@ -257,7 +260,9 @@ async def three_turns(model: Model, options: argparse.Namespace) -> None:
         show_rows(model, [row for row in rows if len(row.observations) == 2])
 
 
-async def curve(name: str, model: Model, games: Dialogue, options: argparse.Namespace) -> None:
+async def curve(
+    name: str, model: Model, games: MultiTurnEnvironment, options: argparse.Namespace
+) -> None:
     settings = load_settings(
         {"run.seed": options.seed, **parse_assignments(options.set)}, environ={}
     )
@@ -281,7 +286,7 @@ async def curve(name: str, model: Model, games: Dialogue, options: argparse.Name
         if name == "true":
             rewards = await learner.measure(options.tasks, FalseReplies(games))
             line = "  ".join(f"{family} {value:.3f}" for family, value in rewards.items())
-            print(f"the same model, told false replies     {line}")
+            print(f"the same model, given false observations {line}")
             show_rows(model, longest_batch.rows)
 
 

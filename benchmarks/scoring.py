@@ -1,12 +1,12 @@
-"""Cost of a text to its judges: CPU milliseconds per data set over hostile texts, and a group's.
+"""Cost of a text to its scoring workers: CPU milliseconds per data set over hostile texts, and a
+group's.
 
-    python benchmarks/judging.py [--families gcd,bf] [--groups 200]
+    python benchmarks/scoring.py [--families gcd,bf] [--groups 200]
 
 Every data set that can be chosen scores texts of 4,096 characters made to be slow (hostile.py of
-the tests) and six of 64 kB, of which only the end is judged. Printed is the slowest of each data
-set, by the best of three takes. Then the process that a node runs judges groups of eight honest
-texts.
-"""
+the tests) and six of 64 kB, of which only the end is scored. Printed is the slowest of each data
+set, by the best of three takes. Then the process that a node runs scores groups of eight
+honest texts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def slowest(family: str) -> tuple[float, str]:
 
 
 async def group_milliseconds(groups: int) -> list[float]:
-    """Wall milliseconds of judging eight honest texts, per group."""
+    """Wall milliseconds of scoring eight honest texts, per group."""
     chosen = "drills", {"preset": "short"}
     host = ProcessEnvironmentHost(*chosen)
     try:
@@ -63,7 +63,7 @@ async def group_milliseconds(groups: int) -> list[float]:
             right = str(local.answer(local.derive(ref)))
             texts = [right, f"It is <answer>{right}</answer>.", f"{right}0", "7"] * 2
             begin = time.perf_counter()
-            await host.judge(ref, texts)
+            await host.score(ref, texts)
             took.append(1000 * (time.perf_counter() - begin))
         return took
     finally:

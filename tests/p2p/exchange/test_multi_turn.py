@@ -19,15 +19,15 @@ from in_memory import talking
 
 from swarm_node.environments.base import Task
 from swarm_node.environments.host import InlineEnvironmentHost
-from swarm_node.environments.judgement import JudgedDialogues
+from swarm_node.environments.scores import GroupRerun
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.errors import Rejected
-from swarm_node.node.loops.sampling.fit import dialogues_fit
+from swarm_node.node.loops.sampling.fit import turns_fit
 from swarm_node.p2p.exchange.verify import (
-    Dialogues,
     Expected,
     GroupVerifier,
+    MultiTurn,
     restored_groups,
     stored_group,
 )
@@ -69,12 +69,12 @@ class More:
     def render(self, task: Task) -> str:
         return f"{task.payload}?"
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def observation(self, task: Task, said: Sequence[str]) -> str | None:
         if said[-1] == "9":
             raise RuntimeError("no")
         return None if said[-1] == "7" else f"{said[-1]} {len(said)} <eos>"
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
+    def reward(self, task: Task, said: Sequence[str]) -> float:
         return float(said[-1] == "7")
 
 
@@ -124,13 +124,13 @@ class Receiver:
         self.storage = Storage(place / "node.db", threads=False)
         host = InlineEnvironmentHost(ENVIRONMENT)
 
-        async def never(ref: TaskRef, texts: Sequence[str], author: str) -> JudgedDialogues:
+        async def never(ref: TaskRef, texts: Sequence[str], author: str) -> GroupRerun:
             raise AssertionError("dialogues are not judged as answers")
 
-        async def replay(
+        async def rerun(
             ref: TaskRef, said: Sequence[tuple[Sequence[str], bool]], author: str
-        ) -> JudgedDialogues:
-            return await host.replay(
+        ) -> GroupRerun:
+            return await host.rerun(
                 ref, [Transcript(list(texts), cut) for texts, cut in said], "peers"
             )
 
@@ -149,7 +149,7 @@ class Receiver:
             never,
             partial(check_tokens, self.codec),
             self.codec.encode_answer,
-            Dialogues(replay, partial(dialogues_fit, self.codec)),
+            MultiTurn(rerun, partial(turns_fit, self.codec)),
         )
 
     def take(self, raw: bytes, seq: int = 1, author: Identity = AUTHOR) -> VerifiedGroup | Rejected:
@@ -176,10 +176,10 @@ def test_replies_and_rewards_are_found_here_and_no_reply_is_trained_on(
     taken = receiver.take_group(group(RIGHT, LATER, NEVER, cut, policy=policy))
     assert isinstance(taken, VerifiedGroup)
     assert taken.rewards == (1.0, 1.0, 0.0, 0.0)
-    assert taken.replies == ((), ("1 1 <eos>",), ("1 1 <eos>", "2 2 <eos>"), ("1 1 <eos>",))
+    assert taken.observations == ((), ("1 1 <eos>",), ("1 1 <eos>", "2 2 <eos>"), ("1 1 <eos>",))
     codec = receiver.codec
     rows = rows_of(taken, codec)
-    for row, said, heard in zip(rows, (RIGHT, LATER, NEVER, cut), taken.replies, strict=True):
+    for row, said, heard in zip(rows, (RIGHT, LATER, NEVER, cut), taken.observations, strict=True):
         assert row.completion_ids.tolist() == said.token_ids.tolist()
         wanted: list[int] = []
         begin = 0
@@ -249,9 +249,9 @@ def test_a_row_has_what_its_author_sampled_and_what_is_derived_here_and_no_more(
             trained += ours if kin else theirs
             sampled += [(True, token) for token in (ours if kin else theirs)]
             if number < len(texts):
-                reply = ENVIRONMENT.reply(task, texts[:number])
-                assert reply is not None
-                sampled += [(False, token) for token in codec.bridge(reply)]
+                observation = ENVIRONMENT.observation(task, texts[:number])
+                assert observation is not None
+                sampled += [(False, token) for token in codec.bridge(observation)]
             begin = end
         while sampled and not sampled[-1][0]:
             sampled.pop()  # a reply that no token follows
@@ -311,11 +311,11 @@ def damaged(said: Completion, at: int, token: int) -> Completion:
 
 END, SEVEN = talking().eos_id, talking().encode_answer("7")[0]
 HOSTILE = {
-    "stopped short": (talk("1"), "replay"),
-    "stopped short later": (talk("1", "2"), "replay"),
-    "gone on after the end": (talk("7", "7"), "replay"),
-    "more turns than there are": (talk("1", "2", "3", "7"), "replay"),
-    "no reply can be given": (talk("9"), "no_reply"),
+    "stopped short": (talk("1"), "rerun_mismatch"),
+    "stopped short later": (talk("1", "2"), "rerun_mismatch"),
+    "gone on after the end": (talk("7", "7"), "rerun_mismatch"),
+    "more turns than there are": (talk("1", "2", "3", "7"), "rerun_mismatch"),
+    "no reply can be given": (talk("9"), "no_observation"),
     "another text in an earlier turn": (damaged(LATER, 0, SEVEN), "tokens"),
     "another text in the last turn": (damaged(LATER, 2, END + 1), "tokens"),
     "an earlier turn without an end": (damaged(LATER, 1, SEVEN), "tokens"),
@@ -333,7 +333,7 @@ def test_a_last_turn_is_called_cut_only_where_no_turn_of_the_group_is_longer(
         ref = replace(REF, seed=REF.seed + seq)
         for policy in (POLICY, FOREIGN):
             refused = receiver.take_group(group(early, *others, policy=policy, ref=ref), seq)
-            assert refused.reason == "replay"
+            assert refused.reason == "rerun_mismatch"
             assert "called cut" in refused.detail
     cut = [talk("12", finish=Finish.LENGTH), talk("1", "23", finish=Finish.LENGTH)]
     assert isinstance(receiver.take_group(group(RIGHT, *cut)), VerifiedGroup)
@@ -365,15 +365,15 @@ def test_after_a_restart_the_replies_are_derived_again(receiver: Receiver) -> No
     taken = receiver.take_group(group(LATER, NEVER))
     assert isinstance(taken, VerifiedGroup)
     (stored,) = restored_groups(receiver.storage, "more", ENVIRONMENT.version)
-    assert stored.replies == ()
-    again = asyncio.run(receiver.verifier.replayed(stored))
-    assert (again.replies, again.rewards, again.prompt) == (
-        taken.replies,
+    assert stored.observations == ()
+    again = asyncio.run(receiver.verifier.rescored(stored))
+    assert (again.observations, again.rewards, again.prompt) == (
+        taken.observations,
         taken.rewards,
         taken.prompt,
     )
     short = replace(stored, group=group(talk("1"), RIGHT))
-    assert asyncio.run(receiver.verifier.replayed(short)) is None
+    assert asyncio.run(receiver.verifier.rescored(short)) is None
     assert stored_group(stored, 1, 1, b"").rewards == taken.rewards
 
 
@@ -407,7 +407,7 @@ def test_stored_dialogues_are_left_out_once_their_environment_has_no_turns(
     """Or the batch that they are drawn for, which finds no replies, would end the node."""
     assert isinstance(receiver.take_group(group(LATER, NEVER)), VerifiedGroup)
     (stored,) = restored_groups(receiver.storage, "more", ENVIRONMENT.version)
-    receiver.verifier._dialogues = None
-    assert asyncio.run(receiver.verifier.replayed(stored)) is None
+    receiver.verifier._multi_turn = None
+    assert asyncio.run(receiver.verifier.rescored(stored)) is None
     answers = replace(stored, group=group(RIGHT, talk("1")))
-    assert asyncio.run(receiver.verifier.replayed(answers)) is answers
+    assert asyncio.run(receiver.verifier.rescored(answers)) is answers

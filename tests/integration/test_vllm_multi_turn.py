@@ -17,11 +17,11 @@ from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.base import Task
 from swarm_node.environments.bundled.games import create
 from swarm_node.environments.host import InlineEnvironmentHost
-from swarm_node.environments.judgement import ReplayedDialogue
+from swarm_node.environments.scores import Rerun
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript
-from swarm_node.node.loops.sampling.dialogues import PlayedDialogue, Player, joined
+from swarm_node.node.loops.sampling.multi_turn import MultiTurnRollout, Player, joined
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
@@ -64,11 +64,11 @@ class Repeated:
     def render(self, task: Task) -> str:
         return " ".join([self.games.render(task)] * 5)
 
-    def reply(self, task: Task, said: Sequence[str]) -> str | None:
+    def observation(self, task: Task, said: Sequence[str]) -> str | None:
         return f"not {said[-1]}, {self.games.render(task)}"
 
-    def judge(self, task: Task, said: Sequence[str]) -> float:
-        return self.games.judge(task, said)
+    def reward(self, task: Task, said: Sequence[str]) -> float:
+        return self.games.reward(task, said)
 
 
 ENVIRONMENT = SplitEnvironment(Repeated())
@@ -120,12 +120,12 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         runner.run(sampler.close())
 
 
-async def played(sampler: Asked, temperature: float) -> list[PlayedDialogue]:
+async def played(sampler: Asked, temperature: float) -> list[MultiTurnRollout]:
     """Dialogues with a sampler, played as a node plays its own."""
     host = InlineEnvironmentHost(ENVIRONMENT)
 
-    async def hear(ref: TaskRef, said: Sequence[Transcript]) -> Sequence[ReplayedDialogue]:
-        return (await host.replay(ref, said)).dialogues
+    async def hear(ref: TaskRef, said: Sequence[Transcript]) -> Sequence[Rerun]:
+        return (await host.rerun(ref, said)).reruns
 
     seeds = [task_seed("vllm", index) for index in range(TASKS)]
     refs = [TaskRef(ENVIRONMENT.name, ENVIRONMENT.version, "calc", seed) for seed in seeds]
@@ -153,7 +153,7 @@ def test_both_samplers_read_the_same_contexts_token_for_token(bench: Bench) -> N
         each.prompt_ids for each in built_in.requests
     ]
     for one, other in zip(ours, theirs, strict=True):
-        assert one.replies == other.replies
+        assert one.observations == other.observations
         for turn, same in zip(one.turns, other.turns, strict=True):
             assert turn.token_ids.tolist() == same.token_ids.tolist()
             assert (turn.text, turn.finish) == (same.text, same.finish)
@@ -168,14 +168,14 @@ def test_the_second_turn_is_sampled_from_the_derived_context_in_the_prefix_cache
     model = CausalLM.from_directory(TALK)
     bench.load(model)
     engine = Asked(bench.sampler)
-    dialogues = bench.runner.run(played(engine, HEAT))
+    rollouts = bench.runner.run(played(engine, HEAT))
     second = [request for request in engine.requests if request.n == 1]
     assert len(second) > TASKS
     cached = bench.cached() - engine.cached[1]
-    shortest = min(len(dialogue.request.prompt_ids) for dialogue in dialogues)
+    shortest = min(len(dialogue.request.prompt_ids) for dialogue in rollouts)
     assert shortest >= 2 * BLOCK
     assert cached >= len(second) * (shortest // BLOCK * BLOCK)
-    for dialogue in dialogues:
+    for dialogue in rollouts:
         said, ends = joined(dialogue.turns), joined(dialogue.turns).ends
         row = TrainRow(
             prompt_ids=np.asarray(dialogue.request.prompt_ids, np.uint32),
@@ -185,7 +185,7 @@ def test_the_second_turn_is_sampled_from_the_derived_context_in_the_prefix_cache
             provenance=Provenance.LOCAL,
             observations=tuple(
                 (end, CODEC.bridge(reply))
-                for end, reply in zip(ends[:-1], dialogue.replies, strict=True)
+                for end, reply in zip(ends[:-1], dialogue.observations, strict=True)
             ),
         )
         trained = completion_logprobs(model, [row], HEAT).numpy()
