@@ -170,10 +170,10 @@ def join(
 ) -> None:
     """Run a node: sample, share, learn, until Ctrl-C.
 
-    Without a ticket, it resumes the swarm of its home, or creates one and prints how to invite the
-    next node. The home remembers its options, so `join` alone goes on as before. If the swarm does
-    not admit the node, the exit code is 3. Options are also TOML keys: see `swarm-node config`.
-    """
+    Without a ticket, it resumes the swarm of its data directory, or creates one and prints how to
+    invite the next node. The data directory remembers its options, so `join` alone goes on as
+    before. If the swarm does not admit the node, the exit code is 3. Options are also TOML keys:
+    see `swarm-node config`."""
     from swarm_node.config import Sources, parse_assignments
 
     flags: dict[str, Any] = {
@@ -241,7 +241,7 @@ for command in (watching.samples, watching.top, watching.logs):
 @app.command(name="train-host", rich_help_panel=_NETWORK)
 def train_host(
     node: Annotated[str, typer.Argument(help="HOST:PORT of the node's run.trainer_hosts.")],
-    key: Annotated[Path, typer.Option(help="A copy of site.key from the node's home.")],
+    key: Annotated[Path, typer.Option(help="A copy of site.key from the node's data directory.")],
     model: Annotated[
         str | None, typer.Option(help="The node's model, by the same name. [SWARM_NODE_MODEL]")
     ] = None,
@@ -383,7 +383,8 @@ def export(
         typer.Option(help="The base's OWNER/NAME on the hub, if it was not fetched from there."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="The base model this home trains: tiny, or a directory.")
+        str | None,
+        typer.Option(help="The base model this data directory trains: tiny, or a directory."),
     ] = None,
     home: HomeOption = None,
     config: ConfigOption = None,

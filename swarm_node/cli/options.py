@@ -12,8 +12,8 @@ from swarm_node.program.caches import settle_caches
 
 
 def _settled(context: typer.Context, home: Path | None) -> Path | None:
-    """Settle the caches of a command, once its home is known and before it imports anything. What
-    it says of other commands will name the home, too."""
+    """Settle the caches of a command, once its data directory is known and before it imports
+    anything. What it says of other commands will name the data directory, too."""
     if home is not None:
         settle_caches(home)
         context.find_root().obj = home

@@ -62,12 +62,14 @@ def recall(home: Path) -> dict[str, Remembered]:
     try:
         raw = place.load(FILE) or b""
         if len(raw) > MAX_BYTES:
-            raise ConfigError(f"the settings that the home remembers are too long: {away}")
+            raise ConfigError(
+                f"the settings that the data directory remembers are too long: {away}"
+            )
         version = msgspec.json.decode(raw, type=_Version).version
         if version != VERSION:
             raise ConfigError(
-                f"a later release wrote the settings that the home remembers (version {version}, "
-                f"this release reads {VERSION})",
+                f"a later release wrote the settings that the data directory remembers "
+                f"(version {version}, this release reads {VERSION})",
                 f"use that release, or {away}",
             )
         return msgspec.json.decode(raw, type=_RememberedFile).settings
@@ -75,7 +77,7 @@ def recall(home: Path) -> dict[str, Remembered]:
         raise ConfigError(str(error)) from error
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise ConfigError(
-            f"the settings that the home remembers are damaged ({error}): {away}"
+            f"the settings that the data directory remembers are damaged ({error}): {away}"
         ) from error
 
 
@@ -100,7 +102,7 @@ def change_remembered(home: Path, changes: Mapping[str, Remembered | None]) -> N
         )
         if len(data) > MAX_BYTES:
             raise ConfigError(
-                f"a home remembers {MAX_BYTES} bytes of settings at most",
+                f"a data directory remembers {MAX_BYTES} bytes of settings at most",
                 "keep long ones in a settings file (--config FILE)",
             )
         place.save(FILE, data)

@@ -37,7 +37,7 @@ MAX_FILE_BYTES = 64 * 1024
 #: Variables that are no settings: the path of the settings file, and the key of `serve`.
 _ENV_OTHER = {"SWARM_NODE_CONFIG", "SWARM_NODE_API_KEY"}
 #: Source of the values that the home remembers.
-HOME_SOURCE = "the home"
+HOME_SOURCE = "the data directory"
 #: What other programs have beside a temperature.
 _TRUNCATIONS: Final = ("sampling.top_p", "sampling.top_k", "sampling.min_p")
 _TRUNCATED: Final = (
@@ -252,7 +252,9 @@ def set_remembered(home: Path, changes: Mapping[str, Any]) -> None:
     keys = keys_of(changes)
     for key in keys:
         if key in UNWRITABLE:
-            raise ConfigError(f"{key} is not remembered in a home", "give it to `swarm-node join`")
+            raise ConfigError(
+                f"{key} is not remembered in a data directory", "give it to `swarm-node join`"
+            )
     entries: dict[str, Remembered | None] = dict.fromkeys(_accepted_with(keys))
     entries |= {key: Remembered(portable(settings, key), "config set") for key in keys}
     change_remembered(home, entries)

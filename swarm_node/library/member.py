@@ -66,7 +66,9 @@ def member(
             f"{min(reserved_keys)} is an argument of member, and none of its settings"
         )
     if ticket is None and home is None:
-        raise TicketError("a member joins a swarm", "give a ticket, or a home that joined one")
+        raise TicketError(
+            "a member joins a swarm", "give a ticket, or a data directory that joined one"
+        )
     text = read_ticket(ticket) if isinstance(ticket, Path) else ticket
     if model is not None:
         options["model"] = str(model)

@@ -107,4 +107,6 @@ def no_policy(path: Path, store: Path) -> CheckpointError:
 
 
 def _names(paths: Sequence[Path]) -> str:
-    return f"this home has {', '.join(path.name for path in paths) or 'no checkpoint yet'}"
+    return (
+        f"this data directory has {', '.join(path.name for path in paths) or 'no checkpoint yet'}"
+    )

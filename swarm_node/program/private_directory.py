@@ -83,7 +83,7 @@ class PrivateDirectory:
             make_private(self.path)
         except OSError as error:
             raise HomeError(
-                f"cannot make the home directory {self.path}: {error.strerror}",
+                f"cannot make the data directory {self.path}: {error.strerror}",
                 "choose another with --home",
             ) from error
 
@@ -96,7 +96,7 @@ class PrivateDirectory:
         self._require_text()
         if reason := why_unwritable(self.path):
             raise HomeError(
-                f"cannot use the home directory {self.path}: {reason}", "choose another with --home"
+                f"cannot use the data directory {self.path}: {reason}", "choose another with --home"
             )
 
     def _require_text(self) -> None:
@@ -105,7 +105,7 @@ class PrivateDirectory:
             str(self.path).encode()
         except UnicodeEncodeError as error:
             raise HomeError(
-                f"cannot use the home directory {self.path}: its name is no text in UTF-8",
+                f"cannot use the data directory {self.path}: its name is no text in UTF-8",
                 "choose another with --home",
             ) from error
 
@@ -182,7 +182,7 @@ class PrivateDirectory:
             file = open_lock(self.path / "lock")
         except OSError as error:
             raise HomeError(
-                f"cannot write into the home directory {self.path}: {error.strerror}"
+                f"cannot write into the data directory {self.path}: {error.strerror}"
             ) from error
         with file:
             try:
@@ -193,7 +193,9 @@ class PrivateDirectory:
                 import structlog  # short commands, which import this module, rarely log
 
                 log = structlog.get_logger(__name__)
-                log.warning("other users can enter the home", remedy=f"chmod 700 {self.path}")
+                log.warning(
+                    "other users can enter the data directory", remedy=f"chmod 700 {self.path}"
+                )
             for leftover in self.path.glob(LEFTOVERS):
                 leftover.unlink(missing_ok=True)
             holder = os.getpid()

@@ -48,7 +48,7 @@ def test_a_start_without_flags_goes_on_as_the_one_before(tmp_path: Path) -> None
     assert (settings.network.listen, settings.experience.local) == (listen, 6)
     assert (settings.run.seed, settings.environment.options) == (3, {"preset": "sapo"})
     keys = ("network.listen", "experience.local", "run.seed", "environment.options")
-    assert {origins[key] for key in keys} == {"the home"}
+    assert {origins[key] for key in keys} == {"the data directory"}
     assert stat.S_IMODE((tmp_path / FILE).stat().st_mode) == 0o600
     later.remember()
     assert sources(tmp_path).load() == settings

@@ -22,11 +22,11 @@ def backup(
     ] = False,
     home: HomeOption = None,
 ) -> None:
-    """Copy a home into one file, even while its node runs.
+    """Copy a data directory into one file, even while its node runs.
 
     Keys, membership, lists of tickets and of blocked peers, and the database. Whoever has the file
     can act as this node, and as the swarm's owner if root.key is in it: keep it as you would keep a
-    password. `swarm-node restore FILE` makes a home of it.
+    password. `swarm-node restore FILE` makes a data directory of it.
     """
     from swarm_node.node.home.backup import back_up
 
@@ -46,7 +46,7 @@ def restore(
     file: Annotated[Path, typer.Argument(help="What `swarm-node backup` wrote.")],
     home: HomeOption = None,
 ) -> None:
-    """Restore a backup into a new home.
+    """Restore a backup into a new data directory.
 
     The home must not be in use: nothing is overwritten. Every file is checked against its digest
     before the first one is put in place. The node starts a new epoch of its log, so it reuses no
@@ -64,4 +64,4 @@ def restore(
         f"Restored {place.path} as it was at {date_of(created_at)}: swarm {place.swarm().name!r}"
     )
     typer.echo(f"  this node  {place.identity().peer_id}")
-    typer.echo(f"Next:  swarm-node join{option}   (only if the old home does not run any more)")
+    typer.echo(f"Next:  swarm-node join{option}   (only if the old node does not run any more)")

@@ -32,10 +32,9 @@ def config(
 ) -> None:
     """List every setting: its value, the accepted values, and where the value comes from.
 
-    These are the settings that `join` would use with the same `--home`, `--config FILE` and
-    `--set KEY=VALUE`. A home remembers what its node was given. `swarm-node config --toml >
-    node.toml` writes them to a file, for `--config`.
-    """
+    These are the settings that `join` would use with the same `--home`, `--config FILE` and `--set
+    KEY=VALUE`. A data directory remembers what its node was given. `swarm-node config --toml >
+    node.toml` writes them to a file, for `--config`."""
     if context.invoked_subcommand is not None:
         context.obj = (file, home)
         return
@@ -65,8 +64,8 @@ def change(
     file: ConfigOption = None,
     home: HomeOption = None,
 ) -> None:
-    """Change settings in the node's home, and reload the running node. A single setting can also be
-    written as KEY VALUE.
+    """Change settings in the node's data directory, and reload the running node. A single setting
+    can also be written as KEY VALUE.
 
     With `--config FILE` or SWARM_NODE_CONFIG, edit that settings file instead and keep its
     comments. Values that `join` would refuse are not written. `swarm-node join --forget KEY`
@@ -105,7 +104,8 @@ def change(
 
 
 def _tell_lost(home: Path) -> None:
-    """Warn on stderr if the home has lost what it remembered: values shown are then defaults."""
+    """Warn on stderr if the data directory has lost what it remembered: values shown are then
+    defaults."""
     from swarm_node.config.remembered import FILE
 
     for fault in chosen_home(home).state().faults:
@@ -114,7 +114,8 @@ def _tell_lost(home: Path) -> None:
 
 
 def _explain(reply: Reloaded, changed_keys: Sequence[str], settings_file: str) -> None:
-    """Say what became of the keys `changed_keys` in the file `settings_file`, "" for the home."""
+    """Say what became of the keys `changed_keys` in the file `settings_file`, "" for the data
+    directory."""
     overrides = {key: reply.overridden[key] for key in changed_keys if key in reply.overridden}
     for text, keys in (
         ("in use now", [key for key in reply.applied if key in changed_keys]),

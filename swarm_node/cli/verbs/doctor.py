@@ -149,7 +149,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
 
     Raises:
         TicketError: the ticket's file cannot be read.
-        HomeError: the home cannot be used.
+        HomeError: the data directory cannot be used.
     """
     from swarm_node.cli.verbs.plan import shape_of
     from swarm_node.environments.presets import prompt_bytes, try_environment

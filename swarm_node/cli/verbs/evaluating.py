@@ -43,11 +43,11 @@ def evaluate(
 ) -> None:
     """Measure the eval reward of the running node now, and its reward on training prompts.
 
-    With --tasks or --checkpoint, evaluate saved checkpoints of this home; no running node is
-    needed. Prints pass@1 and pass@k (unbiased, Chen et al. 2021) with 95% intervals, for held-out
-    and for training prompts. Defaults are the newest checkpoint and the home's own tasks. A hash
-    decides which prompts of a file are held out, as when a node trains on that file.
-    """
+    With --tasks or --checkpoint, evaluate saved checkpoints of this data directory; no running node
+    is needed. Prints pass@1 and pass@k (unbiased, Chen et al. 2021) with 95% intervals, for
+    held-out and for training prompts. Defaults are the newest checkpoint and the data directory's
+    own tasks. A hash decides which prompts of a file are held out, as when a node trains on that
+    file."""
     if tasks is None and checkpoint is None:
         if (k, limit, model, config, assign, completions) != (None, None, None, None, None, 4):
             raise ConfigError(

@@ -165,7 +165,7 @@ def _summary(reports: list[PingReport], name: str) -> Iterator[str]:
 
 
 def _given_names(home: Path | None) -> dict[str, str]:
-    """The names that the owner of this home gave to tickets, by issuer key (hex)."""
+    """The names that the owner of this data directory gave to tickets, by issuer key (hex)."""
     from swarm_node.node.members.admitting import admissions
 
     return {ticket.issuer_key: ticket.name for ticket in admissions(chosen_home(home)).entries()}

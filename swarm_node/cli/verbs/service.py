@@ -30,12 +30,11 @@ def install(
     home: HomeOption = None,
     name: Annotated[str, typer.Option(help="Name of the service.")] = "swarm-node",
 ) -> None:
-    """Write a systemd unit that runs the node of this home, and print how to start it.
+    """Write a systemd unit that runs the node of this data directory, and print how to start it.
 
     Run `swarm-node join` once before: the service runs `join` without options, with the model and
-    the swarm that the home remembers. It restarts the node after a crash and after a reboot, but
-    not once the swarm has refused it.
-    """
+    the swarm that the data directory remembers. It restarts the node after a crash and after a
+    reboot, but not once the swarm has refused it."""
     if not sys.platform.startswith("linux"):
         raise HomeError("systemd runs on Linux only", "use another supervisor")
     if not _NAME.fullmatch(name):

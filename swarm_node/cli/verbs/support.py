@@ -163,7 +163,7 @@ def _tail(path: Path) -> list[bytes]:
 
 
 def known_secrets(home: Path) -> list[bytes]:
-    """Every secret in a home, in the notations in which it could be written."""
+    """Every secret in a data directory, in the notations in which it could be written."""
     secrets: list[bytes] = []
     for path in chain.from_iterable(map(home.glob, _KEYS)):
         with suppress(OSError):
@@ -197,7 +197,8 @@ def _notations(secret: bytes) -> Iterable[bytes]:
 
 
 def cleaned(part: bytes, secrets: Iterable[bytes]) -> bytes:
-    """A part without these secrets, without tickets, and without the name of this user's home."""
+    """A part without these secrets, without tickets, and without the name of this user's data
+    directory."""
     from swarm_node.p2p.membership.ticket import PREFIX
     from swarm_node.program.caches import user_directory
 

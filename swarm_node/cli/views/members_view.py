@@ -97,7 +97,7 @@ def members_view(
     runs."""
     parts: list[RenderableType] = []
     if met_peers is None:
-        parts.append("no node runs in this home, so nobody knows whom it has met")
+        parts.append("no node runs in this data directory, so nobody knows whom it has met")
     elif not met_peers:
         parts.append("the node has met nobody yet")
     else:
@@ -129,7 +129,7 @@ def members_view(
         count = "1 ticket" if len(stock) == 1 else f"{len(stock)} tickets"
         parts.append(f"in stock, until {end_date}: {count} (`swarm-node invite` takes the next)")
     if not tickets:
-        parts.append("no tickets were made in this home (`swarm-node invite --help`)")
+        parts.append("no tickets were made in this data directory (`swarm-node invite --help`)")
     return Group(*parts)
 
 

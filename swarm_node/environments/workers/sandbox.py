@@ -58,7 +58,7 @@ def confine(readable_paths: Iterable[Path]) -> Sandbox:
         Path("/proc/self/oom_score_adj").write_text(_KILLED_FIRST)
     is_cramped = _limit_resources()
     if sys.platform != "linux":
-        return Sandbox(files=False, system_calls=False, cramped=is_cramped)
+        return Sandbox(files=False, system_calls=False, is_cramped=is_cramped)
     libc = ctypes.CDLL(None)
     libc.prctl.argtypes = (ctypes.c_int, *[ctypes.c_ulong] * 4)
     libc.syscall.restype = ctypes.c_long
@@ -165,6 +165,8 @@ def _restrict_files(libc: ctypes.CDLL, readable_paths: list[Path]) -> bool:
 
 
 def _allow_reading(libc: ctypes.CDLL, ruleset: int, path: Path) -> None:
+    if sys.platform != "linux":  # no kernel of another kind has Landlock
+        return
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:

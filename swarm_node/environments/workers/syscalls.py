@@ -111,7 +111,9 @@ _NOT_THERE: Mapping[str, tuple[int, int]] = {"clone3": (435, 435)}
 _O_TMPFILE = 0o20000000
 _WRITES = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC | os.O_APPEND | _O_TMPFILE
 _FCNTLS = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC, fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL)
-_IOCTLS = (termios.TCGETS, termios.FIONREAD, termios.FIONBIO, termios.FIOCLEX, termios.FIONCLEX)
+#: Linux's number: `termios` has no such name elsewhere, and this module is imported everywhere.
+_TCGETS = 0x5401
+_IOCTLS = (_TCGETS, termios.FIONREAD, termios.FIONBIO, termios.FIOCLEX, termios.FIONCLEX)
 #: MADV_NORMAL to DONTNEED, FREE, HUGEPAGE and NOHUGEPAGE, which allocators use.
 _ADVICE = (0, 1, 2, 3, 4, 8, 14, 15)
 #: Any other flag is refused; out-of-band bytes (MSG_OOB) reach seldom used code of the kernel.

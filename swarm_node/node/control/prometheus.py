@@ -72,7 +72,7 @@ def _groups(shot: Snapshot) -> Iterator[Metric]:
 
 def _learning(shot: Snapshot) -> Iterator[Metric]:
     yield _gauge("policy_version", "Version of the policy.", shot.version)
-    yield _counter("steps", "Optimizer steps since the home was created.", shot.steps)
+    yield _counter("steps", "Optimizer steps since the data directory was created.", shot.steps)
     yield _counter("skipped_batches", "Batches without a gradient.", shot.skipped_batches)
     if shot.evals:
         point = shot.evals[-1]

@@ -159,7 +159,10 @@ def _check(place: Path, source: Path) -> None:
     home_state = stock.state()
     other_faults = [fault for fault in home_state.errors if fault.file != RECORD]
     if other_faults or home_state.state == "new":
-        reason = "; ".join(fault.problem for fault in other_faults) or "it holds no files of a home"
+        reason = (
+            "; ".join(fault.problem for fault in other_faults)
+            or "it holds no files of a data directory"
+        )
         raise HomeError(
             f"{source} is not a usable backup ({reason})", "take another, or an older one"
         )

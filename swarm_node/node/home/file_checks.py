@@ -20,7 +20,7 @@ RECORD_VERSION: Final = 1
 _KEYS = ("node.key", "swarm.json", "membership")
 _BACKUP = "restore it from a backup (`tar -xf BACKUP -C HOME {name}`)"
 _TICKET = "join again with a ticket of the same swarm (`swarm-node join --ticket-file FILE`)"
-_ELSEWHERE = "copy it from another member's home, where it is the same"
+_ELSEWHERE = "copy it from another member's data directory, where it is the same"
 
 
 class Found(NamedTuple):
@@ -127,7 +127,7 @@ def home_state(
         progress = files["node.db"].detail if "node.db" in names else ""
         faults += _missing(names, recorded_names, progress, ticket)
         if record is None:
-            text = "home.json, the record of this home's files, is missing"
+            text = "home.json, the record of this data directory's files, is missing"
             faults.append(Fault(RECORD, "warning", text, "the start records what lies here now"))
     errors = any(fault.level == "error" for fault in faults)
     return HomeState("broken" if errors else state, tuple(faults))
@@ -155,7 +155,9 @@ def _flawed(files: Mapping[str, Found], ticket: bool) -> Iterator[Fault]:
         elif state == "open":
             yield Fault(name, "error", f"{name} is open to other users", f"run chmod 600 {detail}")
         elif state == "foreign":
-            yield Fault(name, "error", f"{name} does not fit this home ({detail})", backup)
+            yield Fault(
+                name, "error", f"{name} does not fit this data directory ({detail})", backup
+            )
         elif state in ("damaged", "empty"):
             text = f"{name} is {state}{suffix}"
             yield _restorable(name, kind, text, _remedy(name, kind), ticket)

@@ -245,7 +245,8 @@ class Home(PrivateDirectory):
             raise HomeError(
                 f"{self.path / 'secret'} is damaged ({secret.reason})",
                 "restore it from a backup, "
-                "or copy it from another member's home (`swarm-node doctor` lists all checks)",
+                "or copy it from another member's data directory (`swarm-node doctor` lists all "
+                "checks)",
             )
         if secret.body.number <= info.secret_number:
             return info
@@ -387,7 +388,7 @@ class Home(PrivateDirectory):
         swarm = self.swarm()
         if not self.is_owner:
             raise HomeError(
-                f"only the home that created {swarm.name!r} holds its root key and can invite"
+                f"only the node that created {swarm.name!r} holds its root key and can invite"
             )
         try:
             return make_ticket(

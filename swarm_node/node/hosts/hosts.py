@@ -277,7 +277,7 @@ class Hosts:
         nonces, claims = (nonce, hello.nonce), [hello.release, hello.model]
         reason = None
         if not hmac.compare_digest(hello.proof, proof(self._key, "host", nonces, claims)):
-            reason = "its key is not that of the node: copy site.key from the node's home"
+            reason = "its key is not that of the node: copy site.key from the node's data directory"
         elif hello.release != release():
             reason = f"it runs {hello.release} and the node {release()}: install the same"
         elif hello.model != self._needs.model:

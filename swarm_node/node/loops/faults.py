@@ -60,7 +60,7 @@ PASSING: Final = (
         StorageError,
         "storage",
         "nothing of this step was stored",
-        "free disk space, and let no other process use the home",
+        "free disk space, and let no other process use the data directory",
     ),
     (
         ModelError,

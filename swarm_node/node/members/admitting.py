@@ -112,7 +112,7 @@ def rename(home: Home, old: str, new: str) -> None:
         names = {entry.name for entry in entries}
         if old not in names:
             raise HomeError(
-                f"no ticket of this home is called {old!r}",
+                f"no ticket of this data directory is called {old!r}",
                 *meant(old, names),
                 "`swarm-node members` lists them",
             )

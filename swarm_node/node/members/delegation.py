@@ -102,6 +102,6 @@ def _signer(home: Home) -> Signer:
     if delegate is None:
         raise HomeError(
             f"{home.path} holds neither root.key nor a delegate's key",
-            "run this in the home of the swarm's owner",
+            "run this in the data directory of the swarm's owner",
         )
     return delegate

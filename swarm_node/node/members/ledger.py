@@ -129,5 +129,5 @@ class Followed(Generic[Entry, Made]):
         try:
             self._result = self._make(self._ledger.entries())
         except HomeError as error:
-            _log.warning("a list of the home cannot be read", error=str(error))
+            _log.warning("a list of the data directory cannot be read", error=str(error))
         return self._result

@@ -65,8 +65,10 @@ def keys_of(targets: Meant, membership: Membership) -> list[bytes]:
     keys += [bytes.fromhex(key) for key in targets.issuer_keys]
     chain = membership.opened()
     if isinstance(chain, Rejected):
-        raise HomeError(f"the membership of this home is damaged ({chain.reason})", "restore it")
+        raise HomeError(
+            f"the membership of this data directory is damaged ({chain.reason})", "restore it"
+        )
     issuer, member = chain
     if {member.subject, member.admitted_by, issuer.issuer_key} & set(keys):
-        raise HomeError("this would revoke the node of this home itself")
+        raise HomeError("this would revoke the node of this data directory itself")
     return keys

@@ -146,6 +146,7 @@ def torch_threads(settings: Settings, shape: ModelConfig) -> int:
         return threads
     if shape.weight_count < PRETRAINED_WEIGHTS:
         return 1
-    # Not every system can say to which cores a process is bound.
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = os.cpu_count() or 1
+    if sys.platform == "linux":  # elsewhere nothing says to which cores a process is bound
+        cores = len(os.sched_getaffinity(0))
     return min(_MOST_THREADS, max(1, cores // 2))

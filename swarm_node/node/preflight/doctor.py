@@ -448,7 +448,7 @@ def _ticket(facts: Facts) -> Iterator[Finding]:
     if paper.is_needed:
         yield Finding("ticket", "error", text, remedy)
     else:
-        yield Finding("ticket", "ok", f"{text}, and this home is a member without it")
+        yield Finding("ticket", "ok", f"{text}, and this data directory is a member without it")
 
 
 def _membership(facts: Facts) -> Iterator[Finding]:

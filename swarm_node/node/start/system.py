@@ -88,9 +88,11 @@ def _no_thread_per_child() -> Iterator[None]:
 
 
 def _has_pidfd() -> bool:
+    if sys.platform != "linux":
+        return False
     try:
         os.close(os.pidfd_open(os.getpid()))
-    except (AttributeError, OSError):  # not Linux, an older kernel, or a sandbox that forbids it
+    except (AttributeError, OSError):  # an older kernel, or a sandbox that forbids it
         return False
     return True
 

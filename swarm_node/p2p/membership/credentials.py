@@ -112,7 +112,9 @@ class Shelf(Generic[T]):
         self._file = raw
         statement = self._verify(raw, None)
         if isinstance(statement, Rejected):
-            _log.warning("a file of this home is damaged", file=self._name, reason=statement.reason)
+            _log.warning(
+                "a file of this data directory is damaged", file=self._name, reason=statement.reason
+            )
         elif not self._take(statement):
             self._on_outdated(statement.body)
 

@@ -476,7 +476,7 @@ def load_claims(keeper: Keeper | None) -> TicketUses:
         rows = msgspec.msgpack.decode(raw, type=list[_StoredClaims])
     except (msgspec.DecodeError, RecursionError) as error:
         raise HomeError(
-            f"the file {_ADMITTED!r} of this home is damaged",
+            f"the file {_ADMITTED!r} of this data directory is damaged",
             "restore it from a backup, or remove "
             "it, and tickets that admit some members are counted anew",
         ) from error

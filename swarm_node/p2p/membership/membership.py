@@ -182,7 +182,9 @@ class SwarmInfo:
         if path.exists():
             current_info = SwarmInfo.load(path)
             if current_info.swarm_id != self.swarm_id:
-                raise HomeError(f"{path} belongs to another swarm", "use another home for this one")
+                raise HomeError(
+                    f"{path} belongs to another swarm", "use another data directory for this one"
+                )
             if current_info.secret_number >= self.secret_number:
                 return
         swarm_file = _SwarmFile(

@@ -38,7 +38,7 @@ def check_disk(home: Path, shape: ModelConfig, fit: Fit, room: int) -> str | Non
     raise HomeError(
         f"{needs}, where two must fit",
         f"free {(2 * size - room) / 1e9:,.1f} GB there, give a "
-        f"home on another disk (--home){lighter}",
+        f"data directory on another disk (--home){lighter}",
     )
 
 

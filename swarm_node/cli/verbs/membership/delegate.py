@@ -22,7 +22,7 @@ delegate_app = typer.Typer(
     no_args_is_help=True,
     help="Admit members while root.key stays offline.\n\n"
     "On the offline machine, `delegate create` signs a stock of tickets, and a key that renews and "
-    "revokes memberships. `delegate import` brings both into a running home, where `invite` then "
+    "revokes memberships. `delegate import` gives both to a running node, for which `invite` then "
     "works without root.key.",
 )
 
@@ -75,7 +75,7 @@ def create(
     typer.echo(
         f"  revoke      swarm-node revoke {quoted(issuer_file.delegate.name)} --stolen-delegate"
     )
-    typer.echo("In the running home, which then needs no root.key:")
+    typer.echo("In the running data directory, which then needs no root.key:")
     typer.echo(f"  swarm-node delegate import {out.name}")
 
 
@@ -84,11 +84,10 @@ def import_file(
     file: Annotated[Path, typer.Argument(help="What `swarm-node delegate create` wrote.")],
     home: HomeOption = None,
 ) -> None:
-    """Import an issuer file into this home.
+    """Import an issuer file into this data directory.
 
-    `invite` then hands out its tickets, and the running node renews memberships. A home without a
-    swarm joins with the first ticket.
-    """
+    `invite` then hands out its tickets, and the running node renews memberships. A data directory
+    without a swarm joins with the first ticket."""
     from swarm_node.node.members.admitting import admissions
     from swarm_node.node.members.issuers import use
 
@@ -102,7 +101,7 @@ def import_file(
     typer.echo(
         f"  delegate    {contents.delegate.name}, until {date_of(contents.delegate.not_after)}"
     )
-    typer.echo(f"Delete {file} now: the home has all of it.")
+    typer.echo(f"Delete {file} now: the data directory has all of it.")
     if place.is_owner:
         typer.echo(
             f"{place.path / 'root.key'} is no longer needed here. Keep it offline (see "

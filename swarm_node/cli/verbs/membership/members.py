@@ -119,7 +119,7 @@ def _admit(
     endpoints: list[str],
 ) -> Invitation:
     """A ticket by root.key, or from an issuer file, which has decided the rest. `endpoints` are the
-    endpoints of this home's node."""
+    endpoints of this data directory's node."""
     from swarm_node.node.members import admitting
 
     if home.is_owner:
@@ -217,9 +217,8 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
 
     Each peer has the name of its ticket, its issuer, and the end of its membership, or why it is no
     longer a member. `revoke` and `block` take the end of a peer id. Tickets are those created in
-    this home, each with the peers that joined with it, even absent ones, and those that showed it
-    after it was used up.
-    """
+    this data directory, each with the peers that joined with it, even absent ones, and those that
+    showed it after it was used up."""
     place = chosen_home(home)
     swarm = place.swarm()
     from swarm_node.cli.views.members_view import members_view, ticket_rows
@@ -323,11 +322,10 @@ def rename(
     new: Annotated[str, typer.Argument(help="1 to 32 letters, digits, space, _ . -")],
     home: HomeOption = None,
 ) -> None:
-    """Rename the holder of a ticket, in this home only.
+    """Rename the holder of a ticket, in this data directory only.
 
-    A coordinator gives tickets of an issuer file, which have names such as web 16. Other homes go
-    on showing those.
-    """
+    A coordinator gives tickets of an issuer file, which have names such as web 16. Other data
+    directories go on showing those."""
     from swarm_node.node.members.admitting import rename as renamed
 
     renamed(sound_home(home), old, new)

@@ -28,8 +28,8 @@ _ANSWERS: Final = 64
 
 
 class Mark(msgspec.Struct):
-    """Position up to which a home was passed on to one tracker: the time of its last row, and the
-    last checkpoint."""
+    """Position up to which a data directory was passed on to one tracker: the time of its last row,
+    and the last checkpoint."""
 
     until: float = 0.0
     updates: int = 0
@@ -37,7 +37,7 @@ class Mark(msgspec.Struct):
 
 
 class Forwarder:
-    """One home on its way to one tracker."""
+    """One data directory on its way to one tracker."""
 
     def __init__(self, place: Home, tracker: Tracker, mark: Path) -> None:
         self._place, self._tracker, self._file = place, tracker, mark
@@ -90,7 +90,8 @@ class Forwarder:
 
 
 def run_name(place: Home) -> RunName:
-    """The names of a home's node and of its swarm. A home without a swarm has none yet."""
+    """The names of a data directory's node and of its swarm. A data directory without a swarm has
+    none yet."""
     key = place.identity().peer_id[-8:]
     if not place.has_swarm:
         return RunName("no swarm", key, key)

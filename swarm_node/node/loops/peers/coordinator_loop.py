@@ -185,7 +185,7 @@ class CoordinatorLoop:
             batch = open_batch(envelope, self._swarm_id) if url == self._url else None
         except (ValueError, TypeError):
             if raw is not None:
-                _log.warning("a file of this home is damaged", file=FILE)
+                _log.warning("a file of this data directory is damaged", file=FILE)
             return None
         return None if isinstance(batch, Rejected) else batch
 

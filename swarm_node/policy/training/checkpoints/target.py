@@ -44,7 +44,7 @@ def check_form(form: Format, rank: int) -> None:
     """
     if form == "peft" and not rank:
         raise ModelError(
-            "this home used full fine-tuning (training.lora_rank = 0), so there is no adapter to "
+            "this policy used full fine-tuning (training.lora_rank = 0), so there is no adapter to "
             "export",
             "use --format hf",
         )
