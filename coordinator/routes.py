@@ -1,4 +1,4 @@
-"""The API as a table; docs/coordinator.md describes it. Pure."""
+"""The API as a table; docs/coordinator-api.md describes it. Pure."""
 
 from __future__ import annotations
 

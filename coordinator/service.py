@@ -23,7 +23,7 @@ from swarm_node.clock import Clock
 from swarm_node.errors import Rejected
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.coordinator.coordination import (
-    PeerFigures,
+    PeerCounts,
     Report,
     SignedBatch,
     next_batch,
@@ -162,18 +162,18 @@ class Service:
 
     def introduce(self, caller: Member, request: api.Introduction) -> api.Introduced | Rejected:
         """Keep the caller's presence, take its revocation list, and give it presences of others."""
-        record = self._members.read_presence(request.presence, author_id=caller.peer_id)
+        record = self._members.read_presence(request.peer_record, author_id=caller.peer_id)
         if isinstance(record, Rejected):
             return record
-        if request.statement:
-            rejection = self._lists.offer(request.statement)
+        if request.revocation_list:
+            rejection = self._lists.offer(request.revocation_list)
             if rejection is not None:
                 return rejection
             if not self._members.is_member(caller.peer_id):
                 return Rejected("revoked", "the swarm's owner has revoked it")
         self._last_heartbeats[caller.peer_id] = record.head.epoch, record.head.addresses
         self._introductions.leave(
-            caller.peer_id, request.presence, caller.admitted_by.hex(), record.head.issued_ms
+            caller.peer_id, request.peer_record, caller.admitted_by.hex(), record.head.issued_ms
         )
         is_newer = self._lists.number > request.revoked
         return api.Introduced(
@@ -201,16 +201,16 @@ class Service:
         issuer = caller.admitted_by.hex()
         if not self._issuer_reports.take(issuer, self._clock.now()):
             return Rejected("rate", "too many reports of one ticket's members")
-        rewards = [reward for _, reward in body.held_out]
+        rewards = [reward for _, reward in body.eval_reward]
         row = api.ReportRow(
             id=0,
             at=wall,
             peer_id=caller.peer_id,
             version=body.version,
-            held_out=statistics.fmean(rewards) if rewards else None,
-            published=body.published,
-            received=body.received,
-            trained_own=body.trained_own,
+            eval_reward=statistics.fmean(rewards) if rewards else None,
+            sampled=body.sampled,
+            accepted=body.accepted,
+            trained_local=body.trained_local,
             trained_external=body.trained_external,
         )
         self._note(caller.peer_id, body, wall)
@@ -268,7 +268,7 @@ class Service:
         if isinstance(report, Rejected):
             return Rejected("unknown_member", "it left no report here")
         peers = [
-            api.FindingRow(peer_id_of(figures.key), figures.received, dict(figures.refused))
+            api.FindingRow(peer_id_of(figures.key), figures.accepted, dict(figures.rejected))
             for figures in report.body.peers
         ]
         return api.ReportView(report.raw, peers)
@@ -378,13 +378,13 @@ class Service:
             model=report.model,
             reach=report.reach,
             version=report.version,
-            updates=report.updates,
-            published=report.published,
-            taken=report.taken,
-            received=report.received,
-            trained_own=report.trained_own,
+            steps=report.steps,
+            sampled=report.sampled,
+            sent=report.sent,
+            accepted=report.accepted,
+            trained_local=report.trained_local,
             trained_external=report.trained_external,
-            held_out=dict(report.held_out),
+            eval_reward=dict(report.eval_reward),
         )
 
     async def _weigh(self) -> None:
@@ -431,11 +431,11 @@ class Service:
         self._events.see(peer_id, sight, self._clock.wall())
 
 
-def _faults(figures: PeerFigures) -> int:
+def _faults(figures: PeerCounts) -> int:
     """Groups that were refused for a fault of their author."""
-    return sum(count for reason, count in figures.refused if reason not in BLAMELESS)
+    return sum(count for reason, count in figures.rejected if reason not in BLAMELESS)
 
 
-def _useful(figures: PeerFigures) -> float:
+def _useful(figures: PeerCounts) -> float:
     """Groups that were of use, less those that were refused for a fault of their author."""
-    return float(max(0, figures.received - _faults(figures)))
+    return float(max(0, figures.accepted - _faults(figures)))

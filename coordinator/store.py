@@ -44,8 +44,8 @@ CREATE TABLE reports (
 ) WITHOUT ROWID;
 CREATE TABLE history (
     id INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL, peer_id TEXT NOT NULL,
-    version INTEGER NOT NULL, held_out REAL, published INTEGER NOT NULL,
-    received INTEGER NOT NULL, trained_own INTEGER NOT NULL, trained_external INTEGER NOT NULL,
+    version INTEGER NOT NULL, eval_reward REAL, sampled INTEGER NOT NULL,
+    accepted INTEGER NOT NULL, trained_local INTEGER NOT NULL, trained_external INTEGER NOT NULL,
     issuer TEXT NOT NULL
 );
 CREATE INDEX history_at ON history (at);
@@ -61,7 +61,9 @@ CREATE TABLE tickets (
     code INTEGER, newcomer BLOB
 ) WITHOUT ROWID;
 """
-_HISTORY = "id, at, peer_id, version, held_out, published, received, trained_own, trained_external"
+_HISTORY = (
+    "id, at, peer_id, version, eval_reward, sampled, accepted, trained_local, trained_external"
+)
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
@@ -82,7 +84,7 @@ class Store(Database):
     """The database. Every method but `run` and `close` is called through `run`."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path, _TABLES, layout=1, program="swarm-coordinator", exclusive=True)
+        super().__init__(path, _TABLES, layout=2, program="swarm-coordinator", exclusive=True)
         self._thread = ThreadPoolExecutor(1, "store")
 
     async def run(

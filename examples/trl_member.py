@@ -66,7 +66,7 @@ class SwarmRollouts:
 
 def peers_rows(group, size):
     """Prompt, answer, reward and mask of `size` answers of a peer; none of a smaller group."""
-    answers = [answer for answer in group.answers if answer.token_ids]
+    answers = [answer for answer in group.completions if answer.token_ids]
     if len(answers) < size:
         return []
     answers = random.sample(answers, size)

@@ -9,7 +9,7 @@ SwarmNodeError               every error this program raises on purpose
 ├── TicketError              a ticket cannot be used: malformed, expired, for another swarm
 │   └── TicketExpiredError   a valid ticket whose time is over
 ├── MembershipError          the swarm admits this node no more, or never did
-├── AnswerError              answers of a program that cannot be published or scored as given
+├── CompletionError              answers of a program that cannot be published or scored as given
 ├── NotRunningError          no node answers on the control API of this home
 ├── SlowNodeError            a running node did not answer, or get anywhere, in time
 ├── TransportError           the network layer failed to start, or a peer did not answer properly
@@ -113,7 +113,7 @@ class MembershipError(SwarmNodeError):
     exit_code = NOT_ADMITTED
 
 
-class AnswerError(SwarmNodeError):
+class CompletionError(SwarmNodeError):
     """Answers of this program cannot be published or scored as they were given."""
 
 

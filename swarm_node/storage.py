@@ -313,7 +313,7 @@ class Storage(Database):
 
         self.faults["storage"] += 1
         log = structlog.get_logger(__name__)
-        log.warning("a row of the database is damaged: check the disk", done=action)
+        log.warning("a row of the database is damaged: check the disk", action=action)
 
     def counter(self, name: str) -> int:
         """The value of a counter, 0 if it was never advanced."""

@@ -21,7 +21,7 @@ from swarm_node.clock import Clock
 from swarm_node.node.home.home import Home, Membership
 from swarm_node.node.members.issuers import make
 from swarm_node.p2p.coordinator import coordinator_api as api
-from swarm_node.p2p.coordinator.coordination import Call, PeerFigures, Report, show_call
+from swarm_node.p2p.coordinator.coordination import Call, PeerCounts, Report, show_call
 from swarm_node.p2p.membership.membership import SwarmInfo
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.wire import pack
@@ -118,13 +118,13 @@ def sealed_report(by: Membership, wall: float, **changes: Any) -> api.Reported:
         "model": "tiny",
         "reach": "direct",
         "version": 3,
-        "updates": 3,
-        "published": 5,
-        "taken": 1,
-        "received": 2,
-        "trained_own": 4,
+        "steps": 3,
+        "sampled": 5,
+        "sent": 1,
+        "accepted": 2,
+        "trained_local": 4,
         "trained_external": 1,
-        "held_out": (("gcd", 0.25), ("chess", 0.75)),
+        "eval_reward": (("gcd", 0.25), ("chess", 0.75)),
         "peers": (),
         **changes,
     }
@@ -132,9 +132,9 @@ def sealed_report(by: Membership, wall: float, **changes: Any) -> api.Reported:
     return api.Reported(seal(by.identity, by.swarm.swarm_id, Kind.REPORT, body))
 
 
-def found(of: Membership, received: int, **refused: int) -> PeerFigures:
+def found(of: Membership, received: int, **refused: int) -> PeerCounts:
     """What a report says of a peer."""
-    return PeerFigures(of.identity.public_key, received, tuple(sorted(refused.items())))
+    return PeerCounts(of.identity.public_key, received, tuple(sorted(refused.items())))
 
 
 def swarm_file(data: Path, swarm: Swarm) -> Path:

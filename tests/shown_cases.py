@@ -101,11 +101,11 @@ def full() -> Snapshot:
         peers=[
             peer("alice", RELAY, via="", useful_fraction=0.34, trained_fraction=0.12, **LINKED),
             peer("bob", FAR, via=RELAY, issuer="hq delegate", issuer_key="b" * 64, **RELAYED),
-            peer("carol", accepted=0, rejected_by_reason={"stale": 3, "author": 1}, why=LOST),
+            peer("carol", accepted=0, rejected_by_reason={"stale": 3, "author": 1}, reason=LOST),
             peer("web", id_of(1), issuer_key="d" * 64, environment="sapo", model="abababab"),
-            peer("web", id_of(2), issuer_key="d" * 64, via="", why=SUSPENDED),
+            peer("web", id_of(2), issuer_key="d" * 64, via="", reason=SUSPENDED),
         ],
-        former=[peer("dora", id_of(3), standing="revoked", why=REVOKED)],
+        former=[peer("dora", id_of(3), standing="revoked", reason=REVOKED)],
         unmet=[
             UnmetRow(id_of(4), "erin", "c" * 64, [], RANGE),
             UnmetRow(id_of(5), "", "", [], UNTRIED),

@@ -38,7 +38,7 @@ class Reloading:
         try:
             new_settings, overrides = self._sources.load(), self._sources.overridden()
         except ConfigError as error:
-            _log.warning("the settings stay as they are", error=str(error))
+            _log.warning("the settings were not changed", error=str(error))
             raise
         changed_keys = differing(self._settings, new_settings)
         applied_keys = [key for key in changed_keys if at_once(key)]

@@ -133,7 +133,7 @@ class SwarmMember:
         return resolve(load_settings(self._options).model)
 
     def tasks(self, count: int = 1) -> list[MemberTask]:
-        """Return `count` new tasks of `environment.families` for your policy to answer. They are
+        """Return `count` new tasks of `environment.families` for your policy to sample. They are
         this member's own: nobody else is given them, and no later start repeats one.
 
         Raises:
@@ -143,11 +143,11 @@ class SwarmMember:
         return self._ask(lambda member: member.tasks(count))
 
     def score(self, task: MemberTask, texts: Sequence[str]) -> tuple[float, ...]:
-        """Return the reward of each text as an answer to `task`, 0 to 1, as all peers find it. The
-        texts are scored in a confined process.
+        """Return the reward of each text as a completion of `task`, 0 to 1, as all peers find it.
+        The texts are scored in a confined process.
 
         Raises:
-            AnswerError: there are no texts, or too many.
+            CompletionError: there are no texts, or too many.
             UnknownTaskError: the environment has no such task.
         """
         return self._ask(lambda member: member.score(task, texts))
@@ -155,25 +155,27 @@ class SwarmMember:
     def publish(
         self,
         task: MemberTask,
-        answers: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
         logprobs: Sequence[Sequence[float]],
         version: int,
         rewards: Sequence[float] | None = None,
     ) -> PublishedGroup:
-        """Sign your answers to `task` and announce them to peers; return with the scoring worker's
-        rewards.
+        """Sign your completions of `task` and announce them to peers; return with the scoring
+        worker's rewards.
 
-        An answer is the token ids that your policy sampled, with the end token if it drew one.
+        A completion is the token ids that your policy sampled, with the end token if it drew one.
         `logprobs` are natural logs of their probabilities as they were drawn, after temperature.
         `version` counts your updates. `rewards`, if you give them, are compared with the scoring
-        worker's. Each task is answered once.
+        worker's. Each task is published once.
 
         Raises:
-            AnswerError: a peer would refuse the group, or a reward is not the scoring worker's.
+            CompletionError: a peer would refuse the group, or a reward is not the scoring worker's.
                 Nothing was published.
             StorageError: the group could not be stored.
         """
-        return self._ask(lambda member: member.publish(task, answers, logprobs, version, rewards))
+        return self._ask(
+            lambda member: member.publish(task, completions, logprobs, version, rewards)
+        )
 
     def draw(
         self, count: int, *, version: int | None = None, wait: float = 0.0

@@ -37,8 +37,8 @@ class ReportedError(ChildError):
     `reason`. It lives on."""
 
     def __init__(self, name: str, failure: Failed) -> None:
-        super().__init__(f"{name}: {failure.kind}: {failure.why}")
-        self.kind, self.reason = failure.kind, failure.why
+        super().__init__(f"{name}: {failure.kind}: {failure.reason}")
+        self.kind, self.reason = failure.kind, failure.reason
 
 
 class Child:

@@ -18,7 +18,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A reply: the request raised an exception of type `kind`, and the child lives on."""
 
     kind: str
-    why: str
+    reason: str
 
 
 class Cut(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):

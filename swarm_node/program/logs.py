@@ -19,7 +19,7 @@ LogFormat = Literal["auto", "text", "json"]
 #: Two files of this size are kept.
 MAX_LOG_BYTES = 4 << 20
 #: The text for people that an event may carry in place of its fields.
-SAID = "said"
+SENTENCE = "sentence"
 _Event = MutableMapping[str, Any]
 
 
@@ -61,7 +61,11 @@ def keep_log(journal: Journal | None) -> None:
 def as_text(_: object, __: str, event: _Event) -> str:
     """Format an event as one line: time, event, fields. Control characters are replaced."""
     timestamp, level = event.pop("timestamp"), event.pop("level")
-    message, sentence, trace = event.pop("event"), event.pop(SAID, None), event.pop("exception", "")
+    message, sentence, trace = (
+        event.pop("event"),
+        event.pop(SENTENCE, None),
+        event.pop("exception", ""),
+    )
     fields = " ".join(f"{key}={_shown(value)}" for key, value in event.items())
     words = [timestamp[:19] + "Z", level.upper() if level != "info" else "", str(message)]
     line = " ".join(filter(None, [*words, fields if sentence is None else str(sentence)]))
@@ -70,7 +74,7 @@ def as_text(_: object, __: str, event: _Event) -> str:
 
 def as_json(_: object, __: str, event: _Event) -> str:
     """An event as a JSON object."""
-    return json.dumps({key: value for key, value in event.items() if key != SAID}, default=str)
+    return json.dumps({key: value for key, value in event.items() if key != SENTENCE}, default=str)
 
 
 def line_of(line: bytes, as_is: bool) -> str:
@@ -127,7 +131,7 @@ class _Stderr:
             return
         if _Unwritten.lines:
             lines, _Unwritten.lines = _Unwritten.lines, 0
-            _log.warning("log was not written", lines=lines, reason=_Unwritten.reason)
+            _log.warning("log entries were not written", lines=lines, reason=_Unwritten.reason)
 
     debug = info = warning = error = critical = exception = msg
 

@@ -49,8 +49,8 @@ async def _told(running: Running, swarm: Swarm, hand: Hand) -> None:
             report = sealed_report(
                 one,
                 EPOCH + hand.seconds,
-                held_out=(("gcd", minute / 4), ("chess", 0.5)),
-                published=10 * minute,
+                eval_reward=(("gcd", minute / 4), ("chess", 0.5)),
+                sampled=10 * minute,
                 peers=(found(other, 5),),
             )
             assert (await running.ask("POST", "/v1/reports", report, by=one))[0] == 200
@@ -163,7 +163,7 @@ async def test_names_that_members_invent_do_not_fill_the_page(tmp_path: Path) ->
             one = swarm.member(number)
             invented = tuple((f"a{number} {n}", 1.0) for n in range(62))
             families = (("gcd", 0.5), ("__proto__", 0.25), *invented)
-            report = sealed_report(one, EPOCH + hand.seconds, held_out=families)
+            report = sealed_report(one, EPOCH + hand.seconds, eval_reward=families)
             assert (await running.ask("POST", "/v1/reports", report, by=one))[0] == 200
         async with driver.async_playwright() as started:
             browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)

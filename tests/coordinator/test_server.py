@@ -193,12 +193,12 @@ async def test_members_get_each_others_presences_until_these_are_old(tmp_path: P
     one, two, three = (swarm.member(n) for n in (1, 2, 3))
     async with coordinator(tmp_path / "c", swarm, hand) as running:
         first, second, third = await _leave(running, swarm, one, two, three)
-        assert first["presences"] == []
-        assert second["presences"] == [base64.b64encode(swarm.presence(one, START)).decode()]
-        assert len(third["presences"]) == 2
+        assert first["peer_records"] == []
+        assert second["peer_records"] == [base64.b64encode(swarm.presence(one, START)).decode()]
+        assert len(third["peer_records"]) == 2
         hand.seconds += 901
         (answer,) = await _leave(running, swarm, one)
-        assert answer["presences"] == []
+        assert answer["peer_records"] == []
 
 
 async def test_what_does_not_introduce_its_caller_is_refused(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ async def test_what_does_not_introduce_its_caller_is_refused(tmp_path: Path) -> 
         ):
             _, answer = await running.ask("POST", "/v1/introductions", asked, by=one)
             assert answer["reason"] == reason
-        assert (await _leave(running, swarm, two))[0]["presences"] == []
+        assert (await _leave(running, swarm, two))[0]["peer_records"] == []
 
 
 async def test_a_revocation_list_comes_with_one_member_and_goes_to_all(tmp_path: Path) -> None:
@@ -225,9 +225,9 @@ async def test_a_revocation_list_comes_with_one_member_and_goes_to_all(tmp_path:
         await _leave(running, swarm, gone)
         asked = api.Introduction(swarm.presence(one, START), 1, statement)
         status, answer = await running.ask("POST", "/v1/introductions", asked, by=one)
-        assert (status, answer["presences"], answer["revoked"]) == (200, [], 1)
+        assert (status, answer["peer_records"], answer["revoked"]) == (200, [], 1)
         (answer,) = await _leave(running, swarm, two)
-        assert base64.b64decode(answer["statement"]) == statement
+        assert base64.b64decode(answer["revocation_list"]) == statement
         status, answer = await running.ask("GET", "/v1/members", by=gone)
         assert (status, answer["reason"]) == (403, "revoked")
     async with coordinator(tmp_path / "c", swarm, hand) as running:
@@ -262,13 +262,13 @@ async def test_a_restart_keeps_members_reports_and_history(tmp_path: Path) -> No
         rows = [{**row, "introduced": True} for row in after["rows"]]
         assert rows == before["rows"]
         row = next(row for row in rows if row["peer_id"] == one.identity.peer_id)
-        assert (row["held_out"], row["published"], row["model"]) == (
+        assert (row["eval_reward"], row["sampled"], row["model"]) == (
             {"gcd": 0.25, "chess": 0.75},
             5,
             "tiny",
         )
         _, history = await running.ask("GET", "/v1/history", by=two)
-        assert [(r["peer_id"], r["held_out"]) for r in history["rows"]] == [
+        assert [(r["peer_id"], r["eval_reward"]) for r in history["rows"]] == [
             (one.identity.peer_id, 0.5)
         ]
         assert (await _leave(running, swarm, two, one))[1]["report"] is False

@@ -54,7 +54,7 @@ def test_two_nodes_that_know_only_the_coordinator_meet_and_do_without_it(
     coordinator.kill()
     before = alice.wait(lambda status: True)["groups"]
     alice.wait(lambda status: status["groups"]["accepted"] > before["accepted"] + 5)
-    alice.wait_log("the coordinator is not used")
+    alice.wait_log("the coordinator is unreachable")
     coordinator.start()
     alice.wait_log("the coordinator answers again")
     deadline = time.monotonic() + 120

@@ -15,7 +15,7 @@ import pytest
 from in_memory import environment, tiny
 
 import swarm_node
-from swarm_node.errors import AnswerError, NotRunningError
+from swarm_node.errors import CompletionError, NotRunningError
 from swarm_node.node.home.home import Home
 from swarm_node.node.metrics.groups import MemberTask, PublishedGroup
 from swarm_node.rollout import TaskRef
@@ -79,7 +79,7 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
         with swarm_node.member(path, SETTINGS) as second:
             own, other = first.tasks(2)
             assert first.score(own, [right(own), "?"]) == (1.0, 0.0)
-            with pytest.raises(AnswerError, match=r"'\?', has reward 1"):
+            with pytest.raises(CompletionError, match=r"'\?', has reward 1"):
                 publish(first, own, [right(own), "?"], rewards=[1.0, 1.0])
             given = publish(first, own, [right(own), "?"], rewards=[1.0, 0.0])
             assert (given.rewards, given.announced) == ((1.0, 0.0), True)
@@ -88,8 +88,8 @@ def test_two_programs_exchange_groups_and_a_third_is_told_its_environment(tmp_pa
             assert {group.seed for group in drawn} == {own.seed, other.seed}
             for group in drawn:
                 task = own if group.seed == own.seed else other
-                assert [answer.text for answer in group.answers] == [right(task), "?"]
-                assert [answer.reward for answer in group.answers] == [1.0, 0.0]
+                assert [answer.text for answer in group.completions] == [right(task), "?"]
+                assert [answer.reward for answer in group.completions] == [1.0, 0.0]
                 assert (group.provenance, group.age) == ("same_model", 0)
             assert second.status().groups.trained_external == 2
             (peer,) = second.peers()

@@ -151,7 +151,7 @@ def test_each_peer_has_a_link_with_its_figures_and_answers_a_ping(
             done = node.run("ping", other[-8:], "--count", "2", "--timeout", "30", "--json")
             (*_, last) = json.loads(done.stdout)["pings"]
             assert done.returncode == 0
-            assert (last["peer_id"], last["via"], last["why"]) == (other, "", None)
+            assert (last["peer_id"], last["via"], last["reason"]) == (other, "", None)
             assert 0 < last["seconds"] < 30
             assert last["address"].startswith("/ip4/127.0.0.1/tcp/")
     assert node.run("ping", "owner", "--until-direct").returncode == 0

@@ -24,7 +24,7 @@ def test_a_running_node_takes_over_its_file(start_node: Callable[..., Any], tmp_
 
     file.write_text("[run]\nmax_steps = 'many'\n")
     node.process.send_signal(signal.SIGHUP)
-    assert "run.max_steps" in node.wait_log("settings stay")
+    assert "run.max_steps" in node.wait_log("settings were not")
 
     file.write_text("verbose = true  # all of it\n[run]\nseed = 2\n")
     node.process.send_signal(signal.SIGHUP)

@@ -45,7 +45,7 @@ def test_an_event_is_one_line_of_text(told: Told) -> None:
     log.info("started", peer="12D3", swarm="a b")
     log.warning("unreachable", error=HOSTILE)
     log.debug("rejected", reason="stale")
-    log.info("progress", version=3, said="version 3")
+    log.info("progress", version=3, sentence="version 3")
     first, second, third = told.text().splitlines()
     assert first.split("Z ")[1] == 'started peer=12D3 swarm="a b"'
     assert second.split("Z ")[1].startswith("WARNING unreachable")
@@ -70,13 +70,13 @@ def test_programs_get_an_object_a_line_with_every_field(told: Told) -> None:
     set_up_logging(verbose=True, log_format="json")
     log = structlog.get_logger()
     log.debug("rejected", reason="stale")
-    log.info("progress", version=3, said="version 3")
+    log.info("progress", version=3, sentence="version 3")
     rows = [json.loads(line) for line in told.text().splitlines()]
     assert [(row["event"], row["level"]) for row in rows] == [
         ("rejected", "debug"),
         ("progress", "info"),
     ]
-    assert (rows[1]["version"], "said" in rows[1]) == (3, False)
+    assert (rows[1]["version"], "sentence" in rows[1]) == (3, False)
 
 
 def test_the_home_keeps_all_lines_and_a_drawing_screen_shows_warnings(

@@ -29,7 +29,7 @@ from swarm_node.environments.splits.split import (
 )
 from swarm_node.p2p.coordinator.coordination import (
     Call,
-    PeerFigures,
+    PeerCounts,
     Report,
     SignedBatch,
     next_batch,
@@ -346,7 +346,7 @@ def coordinator() -> list[dict[str, Any]]:
     report = Report(
         1, ms, "swarm-node 0.1.0", "tiny", "open", 7, 8, 90, 30, 40, 50, 20,
         (("chain_sum", 0.5), ("gcd", 1.0)),
-        (PeerFigures(ROOT.public_key, 12, (("implausible", 3), ("too_long", 1))),),
+        (PeerCounts(ROOT.public_key, 12, (("implausible", 3), ("too_long", 1))),),
     )  # fmt: skip
     sealed = seal(NODE, SWARM.swarm_id, Kind.REPORT, pack(report))
     reports = [hashlib.sha256(raw).digest() for raw in (sealed, GOLDEN)]

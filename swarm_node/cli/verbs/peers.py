@@ -143,7 +143,8 @@ def _line(report: PingReport, name: str) -> str:
     from swarm_node.cli.views.peers_view import milliseconds, place
 
     if report.seconds is None:
-        return f"no answer from {name}: {report.why.text if report.why else 'no reason is known'}"
+        reason = report.reason.text if report.reason else "no reason is known"
+        return f"no answer from {name}: {reason}"
     route = f" ({place(report.address)}, direct)" if report.address else " directly"
     if report.via:
         route = f" via relay {report.relay}"
@@ -159,7 +160,7 @@ def _summary(reports: list[PingReport], name: str) -> Iterator[str]:
         figures = min(trips), sum(trips) / len(trips), max(trips)
         text += ": min {}, mean {}, max {} ms".format(*map(milliseconds, figures))
     yield text
-    cause = reports[-1].why if reports and not trips else None
+    cause = reports[-1].reason if reports and not trips else None
     if cause is not None and cause.remedy:
         yield f"  → {cause.remedy}"
 

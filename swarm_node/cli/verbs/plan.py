@@ -173,7 +173,7 @@ def _plain(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> dict[
         row: dict[str, Any] = {
             "vram_bytes": machine.gpu.free if machine.gpu else 0,
             "fits": fit is not None,
-            "why": decision.reason,
+            "reason": decision.reason,
             "engine": decision.engine._asdict(),
             "instead": [*map(str, decision.remedies)],
         }

@@ -42,10 +42,10 @@ class PeersView:
         for peer in self._rows:
             if remarks := self._remarks(peer):
                 yield plain(f"{self._display_names[peer.peer_id]}: {remarks}")
-            yield from _remedy(peer.why)
+            yield from _remedy(peer.reason)
         for row in self._unmet_rows:
-            yield plain(f"{self._display_names[row.peer_id]}: {row.why.text}")
-            yield from _remedy(row.why)
+            yield plain(f"{self._display_names[row.peer_id]}: {row.reason.text}")
+            yield from _remedy(row.reason)
         if self._extra_count > 0:
             yield f"and {self._extra_count:,} more members that this node has not met"
         if self._groups and self._rows:
@@ -79,7 +79,7 @@ class PeersView:
     def _link(self, peer: PeerRow) -> str:
         if peer.address:
             return "direct"
-        if peer.via is None or peer.why is not None:
+        if peer.via is None or peer.reason is not None:
             return "-"
         return f"relay {self._relay(peer.via)}" if peer.via else "direct"
 
@@ -92,7 +92,7 @@ class PeersView:
         return f"{plain(summary)}\n  in {received}, out {sent}, version {version}"
 
     def _remarks(self, peer: PeerRow) -> str:
-        remarks = [peer.why.text] if peer.why else []
+        remarks = [peer.reason.text] if peer.reason else []
         remarks += (
             [f"rejected {counts(peer.rejected_by_reason)}"] if peer.rejected_by_reason else []
         )

@@ -94,7 +94,7 @@ def cards_view(name: str, shape: ModelConfig, cards: Sequence[PlannedCard]) -> R
     engines = [card.decision.engine for card in cards]
     built_in = next((engine for engine in engines if not engine.vllm), None)
     notes = [
-        *([f"† sampled by the built-in sampler: {built_in.why}."] if built_in else []),
+        *([f"† sampled by the built-in sampler: {built_in.reason}."] if built_in else []),
         "Sizes in GiB; for a GPU that is too small, the least needed. * recomputes activations.",
         f"{SPARE:.0%} of a GPU stay free. Look closer: `--vram 12GB`. Change the job:",
         "`--set sampling.max_new_tokens=512`, `--set training.lora_rank=8`.",
@@ -109,7 +109,7 @@ def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableTyp
     """One machine: the memory of each part of its card, and how `join` would use it."""
     machine, decision = card
     sampler = "vLLM" if decision.engine.vllm else "the built-in sampler"
-    sampler_note = f"Sampled by {sampler}: {escape(decision.engine.why)}."
+    sampler_note = f"Sampled by {sampler}: {escape(decision.engine.reason)}."
     title = _title(name, shape, decision.job)
     if machine.gpu is None or decision.plan is None:
         return Group(title, "", _on_cpu(machine, decision, shape), sampler_note)

@@ -338,7 +338,7 @@ class ScoringWorker:
             ConfigError, ChildError: no scoring worker can be started.
         """
         request = Check(family, seconds)
-        return (await self._call(request, Checked, seconds, lambda _: True)).why
+        return (await self._call(request, Checked, seconds, lambda _: True)).reason
 
     async def score_answers(
         self, refs: Sequence[PlainRef], derive_seconds: float, seconds: float, name: bool = False
@@ -434,7 +434,7 @@ class ScoringWorker:
             if not is_answered:
                 await self._end()
         if isinstance(reply, Unknown):
-            raise UnknownTaskError(reply.why)
+            raise UnknownTaskError(reply.reason)
         assert isinstance(reply, reply_type)
         return reply
 

@@ -61,4 +61,4 @@ async def _named(
         (failure,) = result.failed
     except WorkerLostError:
         failure = FailedAnswer(0, "", "", "")
-    return AnswersScored(1, [msgspec.structs.replace(failure, why=reason)])
+    return AnswersScored(1, [msgspec.structs.replace(failure, reason=reason)])

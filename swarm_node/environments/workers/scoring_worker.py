@@ -163,7 +163,7 @@ class RerunLines(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tr
 class Checked(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The reason why a family cannot be used, "" if it can."""
 
-    why: Annotated[str, msgspec.Meta(max_length=1000)]
+    reason: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="Drawn", forbid_unknown_fields=True):
@@ -180,7 +180,7 @@ class FailedAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
     index: Annotated[int, msgspec.Meta(ge=0)]
     place: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
     answer: Annotated[str, msgspec.Meta(max_length=_MAX_SHOWN)]
-    why: Annotated[str, msgspec.Meta(max_length=2 * _MAX_NAME)]
+    reason: Annotated[str, msgspec.Meta(max_length=2 * _MAX_NAME)]
 
 
 class AnswersScored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -193,7 +193,7 @@ class AnswersScored(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields
 class Unknown(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """A task cannot be derived here."""
 
-    why: Annotated[str, msgspec.Meta(max_length=1000)]
+    reason: Annotated[str, msgspec.Meta(max_length=1000)]
 
 
 Request = Derive | Score | ScoreGroups | RerunRollouts | Check | Draw | ScoreAnswers

@@ -52,7 +52,7 @@ class Hello(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 class Refused(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """The node's answer to a host that cannot take part."""
 
-    why: str
+    reason: str
 
 
 class NodeEnded(msgspec.Struct, frozen=True, tag="Ended", forbid_unknown_fields=True):
@@ -262,7 +262,7 @@ class Hosts:
                 await self._stay(reader, host)
         except (OSError, ValueError, asyncio.IncompleteReadError) as error:
             # A stranger, or a host whose connection broke before it was admitted.
-            _log.warning("no trainer host", why=words_of(error))
+            _log.warning("a trainer host could not connect", reason=words_of(error))
         finally:
             await shut(writer)
             self._open.discard(writer)
@@ -284,7 +284,7 @@ class Hosts:
             reason = "its model has another digest than the node's: give the same --model"
         if reason is None:
             return _Host(writer, nonces)
-        _log.warning("refused a trainer host", why=reason)
+        _log.warning("a trainer host was rejected", reason=reason)
         send(writer, Refused(reason))
         return None
 
@@ -299,5 +299,5 @@ class Hosts:
         elif host in self._active_hosts:
             self._active_hosts.remove(host)
             if self._on_lost is not None:
-                _log.warning("a trainer host is gone: its connection closed")
+                _log.warning("a trainer host disconnected")
                 await self._on_lost()

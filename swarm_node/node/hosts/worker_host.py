@@ -102,7 +102,7 @@ class WorkerHost:
         if isinstance(answer, NodeEnded):
             return True
         if isinstance(answer, Refused):
-            raise ConfigError(f"the node at {self._node} refuses this host: {answer.why}")
+            raise ConfigError(f"the node at {self._node} refuses this host: {answer.reason}")
         if not hmac.compare_digest(answer.proof, self._proof("node", nonces, answer.task)):
             raise ConfigError(
                 f"who answers at {self._node} has not the key of this host", "check the address"

@@ -47,7 +47,7 @@ PASSING: Final = (
     (
         TrackerError,
         "tracker",
-        "the tracker is started again within two minutes",
+        "the tracker is started again in a minute",
         "run `swarm-node track`, which says what it lacks",
     ),
     (

@@ -251,7 +251,7 @@ class Node:
             }
             await self._stop.wait()
             self._state = "stopping"
-            _log.info("stopping", said="what is under way ends first")
+            _log.info("stopping", sentence="the current step ends first")
             self._learner.may_load.set()
             await self._notify()
             patience = 0.0 if self._learner.is_restarting else _STOP_SECONDS
@@ -437,9 +437,8 @@ class Node:
         self._own_families = chosen_families(self.settings.environment.families, info)
         check_groups(info, parts.codec, self.settings.sampling)
         if info.sandbox is not None and not info.sandbox.complete:
-            _log.warning(
-                "answers are scored in processes that can do harm", how=info.sandbox.described()
-            )
+            sandbox = info.sandbox.described()
+            _log.warning("completions are scored without a full sandbox", sandbox=sandbox)
         await self._learner.start(on_step)
         if not self._tally.evals:
             self._learner.may_load.clear()

@@ -20,15 +20,15 @@ import msgspec
 import numpy as np
 
 from swarm_node.errors import (
-    AnswerError,
     CheckpointError,
+    CompletionError,
     ConfigError,
     Rejected,
     SwarmNodeError,
 )
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.node import Node
-from swarm_node.node.metrics.groups import DrawnAnswer, DrawnGroup, MemberTask, PublishedGroup
+from swarm_node.node.metrics.groups import DrawnCompletion, DrawnGroup, MemberTask, PublishedGroup
 from swarm_node.p2p.exchange.publishing import LocalGroup
 from swarm_node.p2p.exchange.verify import task_digest
 from swarm_node.p2p.wire.groups import MAX_LOGPROB
@@ -154,16 +154,18 @@ class ProgramNode(Node):
         """
         count = _length(texts, "score takes a list of texts")
         if not 1 <= count <= MAX_COMPLETIONS:
-            raise AnswerError(f"score takes 1 to {MAX_COMPLETIONS} texts, not {count}")
+            raise CompletionError(f"score takes 1 to {MAX_COMPLETIONS} texts, not {count}")
         for number, text in enumerate(texts):
             if not isinstance(text, str):
-                raise AnswerError(f"text {number} for score is a {type(text).__name__}, no text")
+                raise CompletionError(
+                    f"text {number} for score is a {type(text).__name__}, no text"
+                )
         return (await self._work.scoring.own(self._ref(task), texts)).rewards
 
     async def publish(
         self,
         task: MemberTask,
-        answers: Sequence[Sequence[int]],
+        completions: Sequence[Sequence[int]],
         logprobs: Sequence[Sequence[float]],
         version: int,
         rewards: Sequence[float] | None = None,
@@ -171,26 +173,26 @@ class ProgramNode(Node):
         """Sign, store and announce a group; see `library.member.SwarmMember.publish`.
 
         Raises:
-            AnswerError: it cannot be published as it is. Nothing was published.
+            CompletionError: it cannot be published as it is. Nothing was published.
             StorageError: it could not be stored.
         """
         codec, version = self._parts.codec, _checked_version(version)
         max_tokens = self.settings.sampling.max_new_tokens
-        completions = completed(codec, answers, logprobs, version, max_tokens)
-        ref, texts = self._ref(task), [completion.text for completion in completions]
+        all_completions = completed(codec, completions, logprobs, version, max_tokens)
+        ref, texts = self._ref(task), [completion.text for completion in all_completions]
         async with self._publishing:
             await self._refuse_task(ref)
             scores = await self._work.scoring.own(ref, texts)
             check_rewards(texts, rewards, scores.rewards, f"{ref.family}/{ref.seed}")
             policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
-            group = RolloutGroup(ref, policy, completions, scores.rewards)
+            group = RolloutGroup(ref, policy, all_completions, scores.rewards)
             self._policy.reached(version)
             publisher = self._work.exchange.publisher
             previous_count, too_large = publisher.announced, publisher.oversize
             await self._share([LocalGroup(group, scores.prompt)])
             if publisher.oversize > too_large:
-                raise AnswerError(
-                    f"the answers to {ref.family}/{ref.seed} are larger than peers take: publish "
+                raise CompletionError(
+                    f"the completions of {ref.family}/{ref.seed} exceed what peers accept: publish "
                     "fewer or shorter ones. Nothing was published"
                 )
             is_announced = publisher.announced > previous_count
@@ -245,7 +247,7 @@ class ProgramNode(Node):
         for group in groups:
             record = drawn_record(codec, group, now)
             author = self._shared_state.directory.get(group.author)
-            answer_tokens = max(len(answer.token_ids) for answer in record.answers)
+            answer_tokens = max(len(answer.token_ids) for answer in record.completions)
             if not codec.fits(record.prompt_ids, answer_tokens):
                 rejection = Rejected("too_long", "it exceeds this model's positions")
                 self._work.exchange.asker.reject(rejection, group.author)
@@ -257,21 +259,20 @@ class ProgramNode(Node):
 
     def _ref(self, task: MemberTask) -> TaskRef:
         if not isinstance(task, MemberTask):
-            raise AnswerError(f"a task is one that tasks() returned, not {task!r}")
+            raise CompletionError(f"a task is one that tasks() returned, not {task!r}")
         info = self._info
         assert info is not None, "loops start after _open"
         return TaskRef(info.name, info.version, task.family, task.seed)
 
     async def _refuse_task(self, ref: TaskRef) -> None:
         if (ref.family, ref.seed) not in self._open_tasks:
-            raise AnswerError(
+            raise CompletionError(
                 f"{ref.family}/{ref.seed} is none of the {_OPEN_TASKS:,} tasks that this member "
-                "gave last: answer what tasks() returns, because peers refuse answers to tasks of "
-                "others"
+                "gave last: take tasks from tasks(), because peers reject those of others"
             )
         storage, digest = self._parts.storage, task_digest(ref, self._shared_state.local.peer_id)
         if digest in await storage.run(storage.authors_of, digest):
-            raise AnswerError(
+            raise CompletionError(
                 f"a group of {ref.family}/{ref.seed} was published before, and peers refuse a "
                 "second one",
                 "take new tasks()",
@@ -284,7 +285,7 @@ class ProgramNode(Node):
 
 def completed(
     codec: Codec,
-    answers: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
     logprobs: Sequence[Sequence[float]],
     version: int,
     max_tokens: int,
@@ -292,16 +293,16 @@ def completed(
     """Make completions of token ids, each of at most `max_tokens` tokens, and their log-probs.
 
     Raises:
-        AnswerError: they cannot be a group's; the message says which.
+        CompletionError: they cannot be a group's; the message says which.
     """
-    count = _length(answers, "answers are a list of lists of token ids")
+    count = _length(completions, "completions are a list of lists of token ids")
     if not 2 <= count <= MAX_COMPLETIONS:
-        raise AnswerError(f"a group has 2 to {MAX_COMPLETIONS} answers, not {count}")
+        raise CompletionError(f"a group has 2 to {MAX_COMPLETIONS} completions, not {count}")
     if _length(logprobs, "log-probs are a list of lists") != count:
-        raise AnswerError(f"{count} answers and log-probs of {len(logprobs)}")
+        raise CompletionError(f"{count} completions and log-probs of {len(logprobs)}")
     return tuple(
-        _completion(codec, f"answer {number}", ids, values, version, max_tokens)
-        for number, (ids, values) in enumerate(zip(answers, logprobs, strict=True))
+        _completion(codec, f"completion {number}", ids, values, version, max_tokens)
+        for number, (ids, values) in enumerate(zip(completions, logprobs, strict=True))
     )
 
 
@@ -315,25 +316,25 @@ def _completion(
 ) -> Completion:
     count = _length(ids, f"{name} is no list of token ids")
     if not 1 <= count <= max_tokens:
-        raise AnswerError(
+        raise CompletionError(
             f"{name} has {count} tokens: an answer has 1 to {max_tokens} with its end token "
             "(sampling.max_new_tokens)"
         )
     if (logprob_count := _length(values, f"{name} has no list of log-probs")) != count:
-        raise AnswerError(f"{name} has {count} tokens and {logprob_count} log-probs")
+        raise CompletionError(f"{name} has {count} tokens and {logprob_count} log-probs")
     try:
         tokens = [operator.index(value) for value in ids]
         with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
             logprobs = np.asarray([float(value) for value in values], np.float32)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise AnswerError(f"{name} is no list of ids with a log-prob each: {error}") from error
+        raise CompletionError(f"{name} is no list of ids with a log-prob each: {error}") from error
     if not bool((np.isfinite(logprobs) & (logprobs <= MAX_LOGPROB)).all()):
-        raise AnswerError(f"{name} has a log-prob that is above 0 or not finite")
+        raise CompletionError(f"{name} has a log-prob that is above 0 or not finite")
     has_eos = tokens[-1] in codec.eos_ids
     try:
         text = codec.decode(tokens[:-1] if has_eos else tokens)
     except ValueError as error:
-        raise AnswerError(f"{name} is not in the tokens of this model: {error}") from error
+        raise CompletionError(f"{name} is not in the tokens of this model: {error}") from error
     span = VersionSpan(version, 0, len(tokens))
     finish = Finish.STOP if has_eos else Finish.LENGTH
     return Completion(text, np.asarray(tokens, np.uint32), logprobs, (span,), finish)
@@ -348,14 +349,14 @@ def _length(sequence: Sequence[Any], words: str) -> int:
     it is refused. A text is refused too.
 
     Raises:
-        AnswerError: it is no sequence.
+        CompletionError: it is no sequence.
     """
     if isinstance(sequence, str | bytes):
-        raise AnswerError(f"{words}, and not one text")
+        raise CompletionError(f"{words}, and not one text")
     try:
         return len(sequence)
     except TypeError as error:
-        raise AnswerError(f"{words}: {error}") from error
+        raise CompletionError(f"{words}: {error}") from error
 
 
 def _checked_version(version: int) -> int:
@@ -364,9 +365,9 @@ def _checked_version(version: int) -> int:
     except TypeError:
         number = None
     if number is None or isinstance(version, bool):
-        raise AnswerError(f"a version is a number of updates, not {version!r}")
+        raise CompletionError(f"a version is a number of updates, not {version!r}")
     if not 0 <= number < _VERSION_LIMIT:
-        raise AnswerError(f"a version is 0 to {_VERSION_LIMIT - 1}, not {number}")
+        raise CompletionError(f"a version is 0 to {_VERSION_LIMIT - 1}, not {number}")
     return number
 
 
@@ -376,20 +377,20 @@ def check_rewards(
     """Compare the program's rewards with the scoring worker's.
 
     Raises:
-        AnswerError: they differ.
+        CompletionError: they differ.
     """
     if claims is None:
         return
     if (count := _length(claims, "rewards are a list of numbers")) != len(rewards):
-        raise AnswerError(f"{len(rewards)} answers and {count} rewards")
+        raise CompletionError(f"{len(rewards)} completions and {count} rewards")
     try:
         numbers = [float(value) for value in claims]
     except (TypeError, ValueError, OverflowError) as error:
-        raise AnswerError(f"rewards are a list of numbers: {error}") from error
+        raise CompletionError(f"rewards are a list of numbers: {error}") from error
     for number, (claim, reward) in enumerate(zip(numbers, rewards, strict=True)):
         if not math.isclose(claim, reward, rel_tol=0.0, abs_tol=_EQUAL_WITHIN):
-            raise AnswerError(
-                f"answer {number} to {task}, {texts[number][:_SHOWN_CHARS]!r}, has reward "
+            raise CompletionError(
+                f"completion {number} of {task}, {texts[number][:_SHOWN_CHARS]!r}, has reward "
                 f"{claim:g} in this program and {reward:g} by the swarm's environment, as for all "
                 "peers: take the rewards of score(). Nothing was published"
             )
@@ -399,7 +400,7 @@ def drawn_record(codec: Codec, group: VerifiedGroup, version: int) -> DrawnGroup
     """Make the record of a peer's group at policy `version`. Answers of other models are encoded in
     this model's tokens."""
     same_model = group.provenance is Provenance.SAME_MODEL
-    answers = []
+    completions = []
     for completion, reward in zip(group.group.completions, group.rewards, strict=True):
         is_finished = completion.finish is Finish.STOP
         if same_model:
@@ -407,13 +408,13 @@ def drawn_record(codec: Codec, group: VerifiedGroup, version: int) -> DrawnGroup
         else:
             ids = (*codec.encode_answer(completion.text), *([codec.eos_id] if is_finished else []))
         logprobs = tuple(completion.logprobs.tolist()) if same_model else None
-        answers.append(DrawnAnswer(completion.text, ids, reward, is_finished, logprobs))
+        completions.append(DrawnCompletion(completion.text, ids, reward, is_finished, logprobs))
     return DrawnGroup(
         family=group.group.task.family,
         seed=group.group.task.seed,
-        question=group.prompt,
+        prompt=group.prompt,
         prompt_ids=codec.encode_prompt(group.prompt),
-        answers=tuple(answers),
+        completions=tuple(completions),
         provenance="same_model" if same_model else "cross_model",
         age=max(0, version - group.arrival_version),
         author=group.author,

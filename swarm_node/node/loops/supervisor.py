@@ -66,9 +66,9 @@ class Supervisor:
         count = self._fault_log.due(loop, decision.part, self._clock.now())
         if count is not None:
             _log.warning(
-                "a loop of this node failed and goes on",
+                "a loop failed and continues",
                 loop=loop,
                 error=words_of(error),
-                then=decision.outcome,
+                outcome=decision.outcome,
                 times=count,
             )

@@ -151,7 +151,7 @@ class PeerRow(msgspec.Struct, frozen=True):
     bytes_in: int = 0
     bytes_out: int = 0
     round_trip: float | None = None
-    why: Said | None = None
+    reason: Said | None = None
 
     @property
     def present(self) -> bool:
@@ -213,7 +213,7 @@ class UnmetRow(msgspec.Struct, frozen=True):
     name: str
     issuer_key: str
     addresses: list[str]
-    why: Said
+    reason: Said
 
 
 class MembershipRow(msgspec.Struct, frozen=True):
@@ -467,7 +467,7 @@ class PingReport(msgspec.Struct, frozen=True):
     address: str = ""
     via: str = ""
     relay: str = ""
-    why: Said | None = None
+    reason: Said | None = None
 
 
 class NetworkReport(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ An error makes a start impossible. A warning says that the node will not work as
 from __future__ import annotations
 
 import errno
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -285,12 +286,12 @@ def _sampler(
     if not choice.vllm:
         unfit = on_gpu and build is not None and build.on_cpu
         passed_over = unfit and engine == "auto"
-        text = f"the built-in sampler: {choice.why}"
+        text = f"the built-in sampler: {choice.reason}"
         level: Level = "warning" if passed_over else "ok"
         yield Finding("sampler", level, text, f"run {INSTALL_CUDA}" if passed_over else "")
         return
     assert build is not None
-    text = f"{build}: {choice.why}"
+    text = f"{build}: {choice.reason}"
     torch = facts.torch.version if facts.torch is not None else "none"
     if build.torch is not None and not _same(torch, build.torch):
         text = f"{build} was built with torch {build.torch}, and torch {torch} is installed"
@@ -358,7 +359,7 @@ def _shared(facts: Facts, need: int) -> Finding:
         if facts.shared_memory is None
         else f"{amount(facts.shared_memory)} of /dev/shm free"
     )
-    remedy = "give a container more, such as `--shm-size 16g`"
+    remedy = f"give a container more: `--shm-size {math.ceil(need / 2**30)}g`"
     if facts.temp_space >= need:
         level: Level = "ok" if facts.shared_memory is None else "warning"
         text = f"{shortage}: {purpose} go through the disk (TMPDIR)"

@@ -43,7 +43,7 @@ def start_lines(
     yield Line("device", text, {"device": device, **fields})
     engine = str(facts.vllm) if model_fit.vllm else "built in"
     yield Line(
-        "sampler", f"{engine}: {model_fit.reason}", {"engine": engine, "why": model_fit.reason}
+        "sampler", f"{engine}: {model_fit.reason}", {"engine": engine, "reason": model_fit.reason}
     )
     if model_fit.numbers:
         yield Line("dtype", model_fit.numbers, {"dtype": model_fit.placement.products})

@@ -143,7 +143,7 @@ def verdict_on(answers: RightAnswers, accept: bool) -> Said | None:
 
 def _told(failure: FailedAnswer) -> str:
     answer = f'"{" ".join(failure.answer.split())}"' if failure.answer else "an answer"
-    return " ".join(filter(None, (failure.place and f"{failure.place},", answer, failure.why)))
+    return " ".join(filter(None, (failure.place and f"{failure.place},", answer, failure.reason)))
 
 
 class Rows(NamedTuple):

@@ -13,7 +13,7 @@ import structlog
 from swarm_node.node.metrics.snapshot import Ended, Snapshot
 from swarm_node.node.preflight.first_lines import Line
 from swarm_node.program.commands import with_home
-from swarm_node.program.logs import SAID
+from swarm_node.program.logs import SENTENCE
 
 _log = structlog.get_logger(__name__)
 
@@ -58,7 +58,7 @@ class NodeProgress(AbstractContextManager[None]):
     def tell(self, lines: Sequence[Line]) -> None:
         """Show lines about the start."""
         for line in self.naming_home(lines):
-            fields = {SAID: " ".join(line.text.split("\n"))}
+            fields = {SENTENCE: " ".join(line.text.split("\n"))}
             (_log.warning if line.warning else _log.info)(line.event, **line.fields, **fields)
 
     def attach(
@@ -74,4 +74,4 @@ class NodeProgress(AbstractContextManager[None]):
 
     def ended(self, end: Ended) -> None:
         """Show that the node ended as it should."""
-        _log.info("stopped", **msgspec.structs.asdict(end), said=end_text(end, self.home))
+        _log.info("stopped", **msgspec.structs.asdict(end), sentence=end_text(end, self.home))

@@ -45,7 +45,7 @@ def on_hangup(reload: Callable[[], Reloaded], stop: Callable[[], None]) -> Calla
             if number:  # a read of stdin ends by itself
                 os.dup2(null, number)
         os.close(null)
-        _log.info("stopping: the terminal is gone")
+        _log.info("stopping: the terminal was closed")
         stop()
 
     return hung_up
@@ -64,7 +64,7 @@ def notify(state: str) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as client:
             client.sendto(state.encode(), address)
     except OSError as error:
-        _log.warning("the service manager does not listen", socket=path, error=reason_of(error))
+        _log.warning("the service manager cannot be notified", socket=path, error=reason_of(error))
 
 
 def run_loop(main: Coroutine[Any, Any, None]) -> None:

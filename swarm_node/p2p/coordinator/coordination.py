@@ -67,13 +67,13 @@ class Shown(Body, frozen=True):
     member: Certificate
 
 
-class PeerFigures(Body, frozen=True):
+class PeerCounts(Body, frozen=True):
     """Results of a node's own checks of the peer with this `key`: groups received from it, and
     refused ones by reason."""
 
     key: Digest
-    received: Counter
-    refused: Annotated[tuple[tuple[Label, Counter], ...], Meta(max_length=MAX_REASONS)]
+    accepted: Counter
+    rejected: Annotated[tuple[tuple[Label, Counter], ...], Meta(max_length=MAX_REASONS)]
 
 
 class Report(Body, frozen=True):
@@ -86,14 +86,14 @@ class Report(Body, frozen=True):
     model: Label
     reach: Label
     version: Counter
-    updates: Counter
-    published: Counter
-    taken: Counter
-    received: Counter
-    trained_own: Counter
+    steps: Counter
+    sampled: Counter
+    sent: Counter
+    accepted: Counter
+    trained_local: Counter
     trained_external: Counter
-    held_out: Annotated[tuple[tuple[Label, Share], ...], Meta(max_length=MAX_REPORTED_FAMILIES)]
-    peers: Annotated[tuple[PeerFigures, ...], Meta(max_length=MAX_REPORTED_PEERS)]
+    eval_reward: Annotated[tuple[tuple[Label, Share], ...], Meta(max_length=MAX_REPORTED_FAMILIES)]
+    peers: Annotated[tuple[PeerCounts, ...], Meta(max_length=MAX_REPORTED_PEERS)]
 
 
 class ReportBatch(Body, frozen=True):

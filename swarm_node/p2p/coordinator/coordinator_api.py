@@ -64,9 +64,9 @@ class Introduction(Wire, frozen=True):
     """The caller's own packed presence, and the number of the newest revocation list that it holds.
     If the coordinator's list is older, `statement` carries this list."""
 
-    presence: PresenceBytes
+    peer_record: PresenceBytes
     revoked: Counter = 0
-    statement: Statement = b""
+    revocation_list: Statement = b""
 
 
 class Introduced(Struct, frozen=True):
@@ -74,9 +74,9 @@ class Introduced(Struct, frozen=True):
     revocation list if it is newer than the caller's, and `revoked` is its number. `report` asks for
     a report, because the coordinator has none of the caller."""
 
-    presences: Annotated[list[PresenceBytes], Meta(max_length=MAX_INTRODUCED)]
+    peer_records: Annotated[list[PresenceBytes], Meta(max_length=MAX_INTRODUCED)]
     revoked: Counter
-    statement: Statement
+    revocation_list: Statement
     report: bool
 
 
@@ -136,13 +136,13 @@ class MemberRow(Struct, frozen=True):
     model: str = ""
     reach: str = ""
     version: Counter = 0
-    updates: Counter = 0
-    published: Counter = 0
-    taken: Counter = 0
-    received: Counter = 0
-    trained_own: Counter = 0
+    steps: Counter = 0
+    sampled: Counter = 0
+    sent: Counter = 0
+    accepted: Counter = 0
+    trained_local: Counter = 0
     trained_external: Counter = 0
-    held_out: dict[str, float] = {}
+    eval_reward: dict[str, float] = {}
 
 
 class MemberRows(Struct, frozen=True):
@@ -157,8 +157,8 @@ class FindingRow(Struct, frozen=True):
     """Findings of a report's author about a peer: groups received, and refused by reason."""
 
     peer_id: PeerId
-    received: Counter
-    refused: dict[str, int]
+    accepted: Counter
+    rejected: dict[str, int]
 
 
 class ReportView(Struct, frozen=True):
@@ -175,10 +175,10 @@ class ReportRow(Struct, frozen=True):
     at: Seconds
     peer_id: PeerId
     version: Counter
-    held_out: Share | None
-    published: Counter
-    received: Counter
-    trained_own: Counter
+    eval_reward: Share | None
+    sampled: Counter
+    accepted: Counter
+    trained_local: Counter
     trained_external: Counter
 
 

@@ -71,7 +71,7 @@ class MembershipSync:
     def dismiss(self) -> None:
         """Drop all peers that are former members."""
         for peer_id in self._members.dismiss():
-            _log.info("a peer is no member any more", peer=peer_id)
+            _log.info("a peer is no longer a member", peer=peer_id)
             self._let_go(peer_id)
 
     async def _spread(self, shelf: Shelf[Any], protocol: str, knowing: list[str]) -> None:
@@ -112,7 +112,7 @@ class MembershipSync:
         if isinstance(me, Rejected):
             if self._changed(me.reason):
                 remedy = advice(Cause(of_reason(me.reason)))
-                _log.error("this node is no member", reason=me.reason, remedy=remedy)
+                _log.error("this node is not a member", reason=me.reason, remedy=remedy)
             return
         if not self._credentials.ends_soon(me):
             self._last_state = None
@@ -127,7 +127,7 @@ class MembershipSync:
             self._asker.reject(rejection, peer.peer_id)
         days = round(max(0.0, me.until - self._clock.wall()) / 86_400, 1)
         if self._changed("ends soon", days):
-            _log.warning("the membership of this node ends soon", days=days)
+            _log.warning("this node's membership expires soon", days=days)
 
     def _changed(self, state: str, days: float = 0.0) -> bool:
         old_state, self._last_state = self._last_state, (state, days)

@@ -95,8 +95,8 @@ class Publisher:
     def _drop(self, group: RolloutGroup, error: OversizeGroupError) -> None:
         if not self.oversize:
             _log.warning(
-                "a group of this node is larger than peers take, and is dropped: lower "
-                "sampling.max_new_tokens or sampling.group_size (told once, counted)",
+                "a local group is larger than peers accept, and was not announced: lower "
+                "sampling.max_new_tokens or sampling.group_size (logged once, counted)",
                 family=group.task.family,
                 error=str(error),
             )

@@ -193,7 +193,7 @@ class Credentials:
                     next_list(self.delegate, self._swarm, statement, missing_keys, now).raw
                 )
             except ValueError as error:
-                _log.warning("the revocation list cannot be stated anew", error=str(error))
+                _log.warning("the revocation list cannot be reissued", error=str(error))
         me = self.me()
         if isinstance(me, Member) and self.ends_soon(me):
             chain = issue_renewal(self.delegate, self._swarm, me, now)

@@ -96,7 +96,7 @@ class Lan(asyncio.DatagramProtocol):
             if self._socket is None:
                 await self._open()
         except OSError as error:
-            _log.debug("no multicast here", error=reason_of(error))
+            _log.debug("multicast is not available", error=reason_of(error))
             return
         for host in hosts:
             self._join(host)

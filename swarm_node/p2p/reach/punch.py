@@ -199,7 +199,7 @@ async def hold(
                     await asyncio.sleep(pause)
                     pause *= 2.0
                 except OSError as error:
-                    _log.debug("no SYN is sent", ip=ip, port=port, error=reason_of(error))
+                    _log.debug("a SYN cannot be sent", ip=ip, port=port, error=reason_of(error))
                     return None
     return None
 

@@ -238,7 +238,8 @@ class Answered:
                 self._journal.append(f"{author} {body.nonce.hex()} {body.issued_ms}".encode())
             except OSError as error:
                 _log.warning(
-                    "a restart forgets which requests were answered", error=reason_of(error)
+                    "a restart forgets which requests were answered",
+                    error=reason_of(error),
                 )
                 self._journal = None
         return rejection

@@ -217,7 +217,7 @@ class StreamTransport(ABC, Generic[Node]):
                 except SlowStartError as error:
                     if not left:
                         raise
-                    log.warning("the network daemon starts again, with more time", why=str(error))
+                    log.warning("restarting the network daemon with more time", reason=str(error))
                 else:
                     break
             self._is_started = True

@@ -289,7 +289,7 @@ const nodes = dataTable("nodes", {
 
 /* Of a member that this node has not met. */
 const unknown = { via: null, address: "", round_trip: null, bytes_in: 0, bytes_out: 0 };
-const reasonOf = ({ why }) => (why === null ? "" : plain(why.text, 200));
+const reasonOf = ({ reason }) => (reason === null ? "" : plain(reason.text, 200));
 const milliseconds = ({ round_trip: trip }) => (trip === null ? "–" : (trip * 1000).toFixed(trip < 0.01 ? 1 : 0));
 
 const links = dataTable("links", {
@@ -302,7 +302,7 @@ const links = dataTable("links", {
     { title: "ms", kind: "n", value: (peer) => peer.round_trip ?? -1, say: milliseconds, tip: () => "shortest recent round trip" },
     { title: "in", kind: "n", value: (peer) => peer.bytes_in, say: (peer) => sizeOf(peer.bytes_in), tip: () => "received from it since the start" },
     { title: "out", kind: "n", value: (peer) => peer.bytes_out, say: (peer) => sizeOf(peer.bytes_out), tip: () => "sent to it since the start" },
-    { title: "note", kind: "words", value: reasonOf, say: reasonOf, tip: ({ why }) => why?.remedy ?? "" },
+    { title: "note", kind: "words", value: reasonOf, say: reasonOf, tip: ({ reason }) => reason?.remedy ?? "" },
   ],
 });
 

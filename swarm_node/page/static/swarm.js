@@ -16,16 +16,16 @@ const metrics = {
     ["highest", points.map(({ held }) => (held.length ? greatest(held) : null))],
   ],
   "groups per minute": (points) => [
-    ["sampled", rates(points, "published")],
-    ["exchanged", rates(points, "received")],
+    ["sampled", rates(points, "sampled")],
+    ["exchanged", rates(points, "accepted")],
   ],
   "groups trained on per minute": (points) => [
-    ["local", rates(points, "trained_own")],
+    ["local", rates(points, "trained_local")],
     ["external", rates(points, "trained_external")],
   ],
   "members that report": (points) => [["members", points.map(({ members }) => members)]],
 };
-const totals = ["published", "received", "trained_own", "trained_external"];
+const totals = ["sampled", "accepted", "trained_local", "trained_external"];
 
 function rates(points, name) {
   return points.map((point, n) => (n && point[name] >= points[n - 1][name]
@@ -50,7 +50,7 @@ function timeline() {
     for (const row of newest.values()) {
       if (row.at <= time - freshSeconds) continue;
       members += 1;
-      if (row.held_out !== null) held.push(row.held_out);
+      if (row.eval_reward !== null) held.push(row.eval_reward);
     }
     points.push({ time, members, held, ...sums });
   }
@@ -59,14 +59,14 @@ function timeline() {
 
 /* Reward of some nodes over `x` of their reports, on one axis of as many places as the chart can show. */
 function compared(peers, x) {
-  const of = peers.map((peer) => (byPeer.get(peer) ?? []).filter((row) => row.held_out !== null));
+  const of = peers.map((peer) => (byPeer.get(peer) ?? []).filter((row) => row.eval_reward !== null));
   const all = of.flat().map(x), low = least(all), high = greatest(all);
   if (!(high > low)) return [[], []];
   const place = (row) => Math.round(((x(row) - low) / (high - low)) * bins);
   const axis = Array.from({ length: bins + 1 }, (_, n) => low + ((high - low) * n) / bins);
   return [axis, of.map((rows, n) => {
     const values = new Array(bins + 1).fill(null);
-    for (const row of rows) values[place(row)] = row.held_out;
+    for (const row of rows) values[place(row)] = row.eval_reward;
     return [labelOf(peers[n]), values];
   })];
 }
@@ -91,7 +91,7 @@ function draw() {
   at("over").disabled = chosen !== byName;
   for (const chart of [lines, shares, grown]) if (chart !== used) chart.clear();
   if (chosen === byName) {
-    const [x, series] = compared(nodes.first(namedLines).map((row) => row.peer_id), (row) => (used === grown ? row.published : row.at));
+    const [x, series] = compared(nodes.first(namedLines).map((row) => row.peer_id), (row) => (used === grown ? row.sampled : row.at));
     if (x.length) used.draw(x, series);
     return;
   }
@@ -115,8 +115,8 @@ function show(picture) {
   text("members-more", `${count(rows.length - members.length)} left, expired or were revoked`);
   text("held", rewards.length ? mean(rewards).toFixed(3) : "–");
   text("held-more", rewards.length ? `mean of ${rewards.length}; ${least(rewards).toFixed(3)} to ${greatest(rewards).toFixed(3)}` : "nobody measured yet");
-  text("made", count(total("published")));
-  text("exchanged", count(total("received")));
+  text("made", count(total("sampled")));
+  text("exchanged", count(total("accepted")));
   text("exchanged-more", `${count(total("trained_external"))} of them trained on`);
   families.draw(familyRows(fresh));
   const rated = new Map(picture.reputation.map((row) => [row.peer_id, row])), furthest = greatest(members.map((row) => row.version));
@@ -124,12 +124,12 @@ function show(picture) {
   draw();
 }
 
-const held = (row) => mean(Object.values(row.held_out));
+const held = (row) => mean(Object.values(row.eval_reward));
 
 function familyRows(rows) {
   const found = new Map();
   for (const row of rows) {
-    for (const [name, value] of Object.entries(row.held_out)) {
+    for (const [name, value] of Object.entries(row.eval_reward)) {
       if (!found.has(name)) found.set(name, []);
       found.get(name).push(value);
     }
@@ -165,8 +165,8 @@ const nodes = dataTable("nodes", {
     figure("version", (row) => row.version, count),
     figure("behind", (row) => row.behind, count),
     { title: "eval", kind: "n", value: (row) => row.reward, say: (row) => share(row.reward), tip: () => "eval reward" },
-    figure("sampled", (row) => row.published, count),
-    figure("accepted", (row) => row.received, count),
+    figure("sampled", (row) => row.sampled, count),
+    figure("accepted", (row) => row.accepted, count),
     { ...figure("trained", (row) => row.trained_external, count), tip: () => "external groups trained on" },
     { title: "rejected", kind: "n", value: (row) => refused.get(row.peer_id) ?? 0, say: (row) => count(refused.get(row.peer_id) ?? 0) },
     { title: "trust", kind: "n", value: (row) => (row.rated ? row.rated.share : null), say: (row) => (row.rated ? percent(row.rated.share) : "–"),

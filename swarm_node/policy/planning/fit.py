@@ -266,7 +266,7 @@ def _decided(demand: Demand, machine: Machine) -> Decision:
         )
         return Decision(engine, job, plan, reason=reason)
     shares = job.one_base and training.lora_rank > 0
-    result = Fit(placement, engine.vllm, training, plan, ipc, shares, engine.why, job, numbers)
+    result = Fit(placement, engine.vllm, training, plan, ipc, shares, engine.reason, job, numbers)
     return Decision(engine, job, plan, result)
 
 

@@ -329,7 +329,7 @@ class TorchSampler:
             )
         self._max_rows = len(rows) // 2
         self._faults["sampler_memory"] += 1
-        _log.warning("out of memory: the sampler samples fewer rows at once", rows=self._max_rows)
+        _log.warning("out of memory: the sampler uses a smaller batch", rows=self._max_rows)
 
     def _completion(self, sample: Sampled) -> Completion:
         ids = sample.token_ids

@@ -72,7 +72,7 @@ def _answering(*reports: PingReport) -> Answers:
 
 DIRECT = PingReport("", "alice", 0.012, "/ip4/192.0.2.1/tcp/7")
 RELAYED = PingReport("", "alice", 0.08, "", "12D3KooWrelay", HOSTILE)
-LOST = PingReport("", "alice", None, why=WHY)
+LOST = PingReport("", "alice", None, reason=WHY)
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +119,7 @@ def test_peers_prints_all_of_it_as_json(tmp_path: Path) -> None:
     listed = json.loads(_run(tmp_path, _answering(), "peers", "--json").stdout)
     assert set(listed) == {"schema", "peers", "former", "unmet", "unmet_total", "reach"}
     assert listed["peers"][0]["round_trip"] == 0.004
-    assert listed["unmet"][0]["why"]["kind"] == "no_answer"
+    assert listed["unmet"][0]["reason"]["kind"] == "no_answer"
     groups = _run(tmp_path, _answering(), "peers", "--groups").stdout
     assert "accepted 5 of 11" in groups
     assert "gave you" not in _run(tmp_path, _answering(), "peers").stdout

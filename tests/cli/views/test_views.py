@@ -49,7 +49,7 @@ def test_nothing_of_a_peer_writes_into_the_terminal() -> None:
     fields = {"issuer": HOSTILE, "standing": HOSTILE, "address": HOSTILE, "model": HOSTILE}
     why = Said(HOSTILE, "warning", HOSTILE, HOSTILE)
     row = peer(
-        HOSTILE, HOSTILE, rejected_by_reason={HOSTILE: 1}, why=why, environment=HOSTILE, **fields
+        HOSTILE, HOSTILE, rejected_by_reason={HOSTILE: 1}, reason=why, environment=HOSTILE, **fields
     )
     snapshot = msgspec.structs.replace(
         QUIET,

@@ -86,7 +86,9 @@ async def test_every_answer_that_does_not_score_1_is_named_with_the_reason(
         (17, "page 17", "loop"),
     ]
     reasons = ("0.5", "ZeroDivisionError", "[0, 1]", "crashed", "timeout")
-    assert [each for each, f in zip(reasons, found.failed, strict=True) if each not in f.why] == []
+    assert [
+        each for each, f in zip(reasons, found.failed, strict=True) if each not in f.reason
+    ] == []
 
 
 async def test_an_answer_that_cannot_be_said_is_an_error(made: ProcessEnvironmentHost) -> None:

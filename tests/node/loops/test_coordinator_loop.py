@@ -197,7 +197,7 @@ async def test_a_dead_coordinator_is_one_line_and_one_that_is_back_another(
         assert (row := one.tally.coordinator) is not None
         assert (row.answers, row.fault) == (True, "")
         task.cancel()
-    assert "".join(shown).count("not used") == 1
+    assert "".join(shown).count("is unreachable") == 1
     assert pauses[13] > 39, "it asks less and less often"
     assert max(pauses) <= 60, "it is back within a minute"
 
@@ -212,7 +212,7 @@ async def test_what_no_coordinator_says_is_an_error_and_changes_nothing(tmp_path
             case "text":
                 return web.Response(text="hello")
             case "odd":
-                return web.json_response({"presences": [1], "revoked": -1})
+                return web.json_response({"peer_records": [1], "revoked": -1})
             case "many":
                 return web.Response(body=b" " * (api.MAX_ANSWER_BYTES + 1))
             case "away":
@@ -358,10 +358,10 @@ def test_a_report_says_what_the_owner_sees_and_fits() -> None:
         evals=[EvalPoint(1.0, 3, 0.5, 0.5, None, families, split_version=1)],
     )
     report = report_of(snapshot, 12)
-    assert (report.model, report.published, report.trained_external) == ("Some Model_", 5, 8)
-    assert set(dict(report.held_out).values()) == {1.0}
-    assert dict(report.peers[5].refused) == {"signature": 5, "a_b": 1}
-    assert all(found.received or found.refused for found in report.peers)
+    assert (report.model, report.sampled, report.trained_external) == ("Some Model_", 5, 8)
+    assert set(dict(report.eval_reward).values()) == {1.0}
+    assert dict(report.peers[5].rejected) == {"signature": 5, "a_b": 1}
+    assert all(found.accepted or found.rejected for found in report.peers)
     sealed = seal(Identity.generate(), b"i" * 32, Kind.REPORT, pack(report))
     assert len(sealed) <= MAX_REPORT_BYTES
 

@@ -403,7 +403,7 @@ def test_a_group_that_is_too_large_for_peers_is_dropped_and_counted(tmp_path: Pa
 
     with capture_logs() as told:
         lived(tmp_path, look, sampler=WordySampler)
-    (line,) = [each["event"] for each in told if "larger than peers take" in each["event"]]
+    (line,) = [each["event"] for each in told if "larger than peers accept" in each["event"]]
     assert "sampling.max_new_tokens" in line
 
 

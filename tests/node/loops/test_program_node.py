@@ -16,7 +16,7 @@ import pytest
 from in_memory import World, environment, small_settings, tiny
 from virtual import virtual_time
 
-from swarm_node.errors import AnswerError, CheckpointError, ConfigError, SwarmNodeError
+from swarm_node.errors import CheckpointError, CompletionError, ConfigError, SwarmNodeError
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.node import Node
 from swarm_node.node.loops.program_node import ProgramNode, ProgramPolicy, completed, drawn_record
@@ -87,17 +87,17 @@ async def test_members_draw_what_others_publish_and_nothing_twice(world: World) 
         ids[1], logprobs[1] = ids[1][:-1], logprobs[1][:-1]  # ran out of tokens
         given = await giver.publish(task, ids, logprobs, 7, [1.0, 0.0])
         assert (given.texts, given.rewards) == ((answer, "?"), (1.0, 0.0))
-        assert (given.announced, given.why) == (True, "")
+        assert (given.announced, given.reason) == (True, "")
         (group,) = await taker.draw(1, 3, 60.0)
         assert (group.family, group.seed) == (task.family, task.seed)
-        assert (group.question, group.prompt_ids) == (task.question, task.prompt_ids)
+        assert (group.prompt, group.prompt_ids) == (task.prompt, task.prompt_ids)
         assert (group.provenance, group.age) == ("same_model", 0)
         assert group.author == world.memberships[0].identity.peer_id
-        first, second = group.answers
+        first, second = group.completions
         assert (first.text, first.reward, first.finished) == (answer, 1.0, True)
         assert (second.text, second.reward, second.finished) == ("?", 0.0, False)
-        assert [list(each.token_ids) for each in group.answers] == ids
-        assert [list(each.logprobs or ()) for each in group.answers] == logprobs
+        assert [list(each.token_ids) for each in group.completions] == ids
+        assert [list(each.logprobs or ()) for each in group.completions] == logprobs
         assert await taker.draw(1, None, 30.0) == []
         assert await giver.draw(1, None, 0.0) == []  # its own are not among them
         shot = taker.snapshot()
@@ -124,7 +124,7 @@ async def test_a_node_trains_on_a_members_groups_and_the_member_draws_the_nodes(
         raise AssertionError(f"drawn {drawn}, {node.snapshot().groups}")
     taught = {row.peer_id for row in node.snapshot().taught}
     assert taught == {world.memberships[1].identity.peer_id}
-    rewards = [each.reward for each in drawn[0].answers]
+    rewards = [each.reward for each in drawn[0].completions]
     assert max(rewards) > min(rewards)
 
 
@@ -145,12 +145,12 @@ async def test_groups_from_which_nobody_learns_are_stored_and_not_announced(worl
     async with alone(world) as one:
         equal, special = await one.tasks(2)
         found = await one.publish(equal, *spelled("?", "!"), 0)
-        assert (found.announced, "rewards" in found.why) == (False, True)
+        assert (found.announced, "rewards" in found.reason) == (False, True)
         ids, logprobs = spelled(right(special), "?")
         ids[1].insert(0, next(iter(CODEC.special_ids - CODEC.eos_ids)))
         logprobs[1].append(-1.0)
         found = await one.publish(special, ids, logprobs, 0)
-        assert (found.announced, "special token" in found.why) == (False, True)
+        assert (found.announced, "special token" in found.reason) == (False, True)
         assert one.snapshot().groups.sampled == 2
         assert one.snapshot().groups.announced == 0
 
@@ -165,30 +165,30 @@ SURE = [[-0.5, -0.5]] * 2
         (GOOD[:1], SURE[:1], 0, None, "2 to 64 .* 1$"),
         (GOOD * 33, SURE * 33, 0, None, "2 to 64 .* 66$"),
         (GOOD, SURE[:1], 0, None, "2 .*log-probs of 1"),
-        ([GOOD[0], []], [SURE[0], []], 0, None, "answer 1 .*1 to 24"),
+        ([GOOD[0], []], [SURE[0], []], 0, None, "completion 1 .*1 to 24"),
         ([[5] * 25] * 2, [[-1.0] * 25] * 2, 0, None, r"25 .*max_new_tokens"),
-        (GOOD, [SURE[0], [-0.5]], 0, None, "answer 1 .* 2 .* 1 log-probs"),
-        (GOOD, [SURE[0], [-0.5, 0.5]], 0, None, "answer 1 .*above 0"),
-        (GOOD, [SURE[0], [-0.5, math.nan]], 0, None, "answer 1 .*finite"),
-        (GOOD, [SURE[0], [-0.5, -1e300]], 0, None, "answer 1 .*finite"),
-        (GOOD, [SURE[0], ["?", "?"]], 0, None, "answer 1 .*log-prob"),
-        ([GOOD[0], [-1, 2]], SURE, 0, None, "answer 1 .*tokens of"),
-        ([GOOD[0], [1 << 40, 2]], SURE, 0, None, "answer 1 .*tokens of"),
+        (GOOD, [SURE[0], [-0.5]], 0, None, "completion 1 .* 2 .* 1 log-probs"),
+        (GOOD, [SURE[0], [-0.5, 0.5]], 0, None, "completion 1 .*above 0"),
+        (GOOD, [SURE[0], [-0.5, math.nan]], 0, None, "completion 1 .*finite"),
+        (GOOD, [SURE[0], [-0.5, -1e300]], 0, None, "completion 1 .*finite"),
+        (GOOD, [SURE[0], ["?", "?"]], 0, None, "completion 1 .*log-prob"),
+        ([GOOD[0], [-1, 2]], SURE, 0, None, "completion 1 .*tokens of"),
+        ([GOOD[0], [1 << 40, 2]], SURE, 0, None, "completion 1 .*tokens of"),
         (GOOD, SURE, -1, None, "version is 0"),
         (GOOD, SURE, 1 << 62, None, "version is 0"),
         (GOOD, SURE, 1.5, None, "version .* 1.5"),
         (GOOD, SURE, True, None, "version .* True"),
         (GOOD, SURE, 0, [0.0], "2 .* 1 rewards"),
-        (GOOD, SURE, 0, [0.0, 1.0], r"answer 1 .*reward 1 .* 0 by"),
-        (GOOD, SURE, 0, [0.0, math.nan], "answer 1 .*reward nan"),
+        (GOOD, SURE, 0, [0.0, 1.0], r"completion 1 .*reward 1 .* 0 by"),
+        (GOOD, SURE, 0, [0.0, math.nan], "completion 1 .*reward nan"),
         # What a program gives by mistake.
-        (["55", "66"], SURE, 0, None, "answer 0 .*text"),
-        ([[5.7, 2.0], GOOD[1]], SURE, 0, None, "answer 0 .*log-prob"),
-        ((each for each in GOOD), SURE, 0, None, "answers are"),
-        ([GOOD[0], itertools.count(5)], SURE, 0, None, "answer 1 .*ids: "),
-        ([range(1 << 40)] * 2, SURE, 0, None, "answer 0 .* 1099511627776 "),
+        (["55", "66"], SURE, 0, None, "completion 0 .*text"),
+        ([[5.7, 2.0], GOOD[1]], SURE, 0, None, "completion 0 .*log-prob"),
+        ((each for each in GOOD), SURE, 0, None, "completions are"),
+        ([GOOD[0], itertools.count(5)], SURE, 0, None, "completion 1 .*ids: "),
+        ([range(1 << 40)] * 2, SURE, 0, None, "completion 0 .* 1099511627776 "),
         (GOOD, None, 0, None, "log-probs are"),
-        (GOOD, [SURE[0], None], 0, None, "answer 1 .*log-probs: "),
+        (GOOD, [SURE[0], None], 0, None, "completion 1 .*log-probs: "),
         (GOOD, SURE, 0, 1.0, "rewards are"),
         (GOOD, SURE, 0, [0.0, None], "rewards are"),
     ],
@@ -200,7 +200,7 @@ async def test_a_group_that_cannot_be_published_is_refused_in_words_and_nothing_
     async with alone(world) as one:
         (task,) = await one.tasks(1)
         assert right(task) != "1"
-        with pytest.raises(AnswerError, match=words):
+        with pytest.raises(CompletionError, match=words):
             await one.publish(task, answers, logprobs, version, rewards)
         assert one.snapshot().groups.sampled == 0
         # The task is still open.
@@ -219,17 +219,17 @@ async def test_a_mistaken_call_is_refused_in_words_and_spoils_nothing(world: Wor
         for count in (0, 5):
             with pytest.raises(ConfigError, match=rf"{count}: experience\.ext"):
                 await one.draw(count, None, 0.0)
-        with pytest.raises(AnswerError, match=r"version.*'7'"):
+        with pytest.raises(CompletionError, match=r"version.*'7'"):
             await one.draw(1, "7", 0.0)  # type: ignore[arg-type]
         with pytest.raises(SwarmNodeError, match="nor trainer"):
             await one.evaluate()
         for texts in ("one text", [3], [b"bytes"], None, (each for each in "ab"), [], ["a"] * 65):
-            with pytest.raises(AnswerError, match=r"score"):
+            with pytest.raises(CompletionError, match=r"score"):
                 await one.score(task, texts)  # type: ignore[arg-type]
         for stranger in (None, 5, {"family": "sorting"}):
-            with pytest.raises(AnswerError, match=r"tasks\(\) returned"):
+            with pytest.raises(CompletionError, match=r"tasks\(\) returned"):
                 await one.score(stranger, ["?"])  # type: ignore[arg-type]
-            with pytest.raises(AnswerError, match=r"tasks\(\) returned"):
+            with pytest.raises(CompletionError, match=r"tasks\(\) returned"):
                 await one.publish(stranger, GOOD, SURE, 0)  # type: ignore[arg-type]
         ids, logprobs = spelled(right(task), "?")
         arrays = [np.asarray(each) for each in ids], [np.asarray(each) for each in logprobs]
@@ -256,7 +256,7 @@ async def test_a_group_larger_than_peers_take_is_refused_and_not_stored(world: W
         (task,) = await one.tasks(1)
         token = CODEC.encode_answer("1")[0]
         answers = [[token] * longest] * 64
-        with pytest.raises(AnswerError, match="larger than"):
+        with pytest.raises(CompletionError, match="exceed what"):
             await one.publish(task, answers, [[-0.5] * longest] * 64, 0)
         assert one.snapshot().groups.sampled == 0
         assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
@@ -283,16 +283,16 @@ async def test_a_task_is_answered_once_and_only_one_that_was_given(world: World)
     async with alone(world) as one:
         (task,) = await one.tasks(1)
         foreign = MemberTask(task.family, task.seed + 1, "?", ())
-        with pytest.raises(AnswerError, match="none of"):
+        with pytest.raises(CompletionError, match="none of"):
             await one.publish(foreign, GOOD, SURE, 0)
         assert (await one.publish(task, *spelled(right(task), "?"), 0)).announced
-        with pytest.raises(AnswerError, match=r"published before"):
+        with pytest.raises(CompletionError, match=r"published before"):
             await one.publish(task, *spelled(right(task), "!"), 0)
         assert one.snapshot().groups.sampled == 1
         unknown = MemberTask("poetry", 1, "?", ())
         with pytest.raises(SwarmNodeError, match="poetry"):
             await one.score(unknown, ["1"])
-        with pytest.raises(AnswerError, match=r"^score.* 64 .* 0"):
+        with pytest.raises(CompletionError, match=r"^score.* 64 .* 0"):
             await one.score(task, [])
 
 
@@ -308,7 +308,7 @@ async def test_a_later_start_goes_on_with_tasks_version_and_counts(world: World)
         shot = one.snapshot()
         assert (shot.version, shot.groups.sampled) == (9, 1)
         assert shot.groups.trained_local == 1
-        with pytest.raises(AnswerError, match="none of"):
+        with pytest.raises(CompletionError, match="none of"):
             await one.publish(tasks[1], GOOD, SURE, 0)
     (world.home() / "member").write_bytes(b"swarm-node?")
     with pytest.raises(CheckpointError, match="is damaged"):
@@ -324,9 +324,9 @@ def test_a_foreign_answer_is_encoded_in_own_tokens_and_has_no_log_probs() -> Non
     verified = VerifiedGroup(b"id", "peer", Provenance.CROSS_MODEL, group, "sort", (1.0, 0.0), 4)
     record = drawn_record(CODEC, verified, 6)
     assert (record.provenance, record.age, record.author) == ("cross_model", 2, "peer")
-    assert [list(each.token_ids) for each in record.answers] == [ids[0], ids[1][:-1]]
-    assert [each.logprobs for each in record.answers] == [None, None]
-    assert [each.reward for each in record.answers] == [1.0, 0.0]
+    assert [list(each.token_ids) for each in record.completions] == [ids[0], ids[1][:-1]]
+    assert [each.logprobs for each in record.completions] == [None, None]
+    assert [each.reward for each in record.completions] == [1.0, 0.0]
 
 
 async def test_a_policy_goes_on_from_its_file(tmp_path: Path) -> None:

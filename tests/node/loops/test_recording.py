@@ -38,12 +38,12 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
     alone, revoked = [line for line in lines if line["event"] == "health"]
     assert (alone["kind"], alone["log_level"]) == ("unvisited", "info")
     assert (revoked["kind"], revoked["log_level"]) == ("revoked", "warning")
-    assert revoked["said"] == f"{text_here(REVOKED)} → {advice(REVOKED)}"
+    assert revoked["sentence"] == f"{text_here(REVOKED)} → {advice(REVOKED)}"
     progress = [line for line in lines if line["event"] == "progress"]
     verdicts = [(line["health"], line["health_level"]) for line in progress]
     assert [each for each, _ in groupby(verdicts)] == [("unvisited", "good"), ("revoked", "bad")]
     assert (progress[-1]["sampled"], progress[-1]["announced"]) == (7, 3)
-    assert progress[-1]["said"].endswith("revoked (bad)")
+    assert progress[-1]["sentence"].endswith("revoked (bad)")
 
 
 @virtual_time

@@ -77,7 +77,7 @@ class Scene:
         now, meeting = self.own.clock.now(), self.own.exchange.discovery
         fields = of_unmet(self.shared, self.own.reaching, meeting, now)
         assert len(fields["unmet"]) == min(fields["unmet_total"], MAX_UNMET)
-        return {row.peer_id: row.why for row in fields["unmet"]}
+        return {row.peer_id: row.reason for row in fields["unmet"]}
 
     def tell(self, peer_id: str, *addresses: str) -> None:
         """Let the node hear of a peer."""
@@ -103,18 +103,18 @@ async def test_a_ping_tells_the_link_and_counts_and_a_silent_peer_has_a_cause(
     assert {why.kind for why in scene.unmet().values()} == {"untried"}
     pong = await scene.ping(other)
     assert pong.seconds is not None
-    assert (pong.name, pong.via, pong.why) == (scene.own.members.name(other), "", None)
+    assert (pong.name, pong.via, pong.reason) == (scene.own.members.name(other), "", None)
     assert pong.address
     assert scene.own.transport.reached[PEERS] == 1, "one small request of the protocol"
     (row,) = scene.rows()
-    assert (row.address, row.via, row.why) == (pong.address, "", None)
+    assert (row.address, row.via, row.reason) == (pong.address, "", None)
     assert row.round_trip is not None
     assert min(row.bytes_in, row.bytes_out) > 0
     lost = await scene.ping(third)
     assert lost.seconds is None
-    assert lost.why is not None
-    assert lost.why.kind == "no_answer"
-    assert lost.why.remedy == CAUSES["no_answer"].advice
+    assert lost.reason is not None
+    assert lost.reason.kind == "no_answer"
+    assert lost.reason.remedy == CAUSES["no_answer"].advice
     assert scene.unmet()[third].kind == "no_answer", "it is ignored for a while, and still shown"
     await scene.start(scene.third)
     assert (await scene.ping(third)).seconds is not None, (
@@ -135,7 +135,7 @@ async def test_a_member_outside_of_the_ranges_is_named_with_its_address(scene: S
         assert why.kind == "out_of_range"
         assert why.text.startswith("192.0.2.2 (and 1 more) ")
         assert why.remedy == CAUSES["out_of_range"].advice
-        assert (await scene.ping(far)).why == why
+        assert (await scene.ping(far)).reason == why
 
 
 @in_scene
@@ -157,24 +157,24 @@ async def test_a_row_says_why_a_peer_is_lost_suspended_or_disconnected(scene: Sc
     await scene.start(scene.own, scene.other)
     directory, now = scene.own.directory, scene.own.clock.now()
     peer = directory.meet(scene.other.peer_id, now)
-    assert scene.rows()[0].why is None, "there is a link"
+    assert scene.rows()[0].reason is None, "there is a link"
     for _ in range(STRIKES):
         directory.refused(peer.peer_id, "too_long", now)
-    why = scene.rows()[0].why
+    why = scene.rows()[0].reason
     assert why is not None
     assert why.kind == "suspended"
     directory.refused(peer.peer_id, "hash", now + 61.0)
-    after = scene.rows(now + 62.0)[0].why
+    after = scene.rows(now + 62.0)[0].reason
     assert after is not None
     assert after.kind == "disconnected"
     await scene.other.transport.stop()
     peer.failed(now + 1e6)
-    gone = scene.rows(now + 1e6)[0].why
+    gone = scene.rows(now + 1e6)[0].reason
     assert gone is not None
     assert gone.kind == "no_answer"
     assert gone.remedy != CAUSES["no_answer"].advice, "it answered before"
     directory.failures.failed(Cause("revoked", peer.peer_id, "bob"), now + 1e6)
-    refused = scene.rows(now + 1e6)[0].why
+    refused = scene.rows(now + 1e6)[0].reason
     assert refused is not None
     assert refused.kind == "revoked", "what it said counts before what this node concludes"
     scene.shared.former[peer.peer_id] = peer

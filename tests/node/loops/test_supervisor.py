@@ -192,7 +192,7 @@ async def test_faults_of_every_loop_are_counted_and_told_and_all_loops_go_on(
     assert node.snapshot().faults[part] - before == 2 * len(hit)
     lines = [line for line in told if line["event"].startswith("a loop of this node failed")]
     assert sorted(line["loop"] for line in lines) == sorted(hit)
-    assert all("in 1 s" in line["then"] for line in lines)
+    assert all("in 1 s" in line["outcome"] for line in lines)
     node.stop()
     await lives[0]
     lives[1].cancel()

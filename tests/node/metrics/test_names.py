@@ -26,7 +26,7 @@ from swarm_node.node.metrics.snapshot import (
 
 FIELDS = {kind: frozenset(kind.__struct_fields__) for kind in (GroupCounts, HistoryRow, UpdateRow)}
 #: What the log says of a node beside its metrics.
-ABOUT = {"version", "peers", "said", "health", "health_level", "eval_reward_train"}
+ABOUT = {"version", "peers", "sentence", "health", "health_level", "eval_reward_train"}
 #: Units that end the name of a metric, and what a count of groups or completions begins with.
 UNITS, KINDS = ("_nats", "_versions", "_steps", "_bytes", "_reward"), ("groups_", "completions_")
 

@@ -219,7 +219,7 @@ class Learner:
 
     def _not_stored(self, reason: str) -> None:
         self._tally.faults["checkpoint"] += 1
-        _log.warning("no checkpoint", error=reason)
+        _log.warning("no checkpoint was stored", error=reason)
 
     async def _restart(self, error: SwarmNodeError, is_stopping: Callable[[], bool]) -> None:
         """Restart the trainer from its last checkpoint; retry until it works or the node stops."""

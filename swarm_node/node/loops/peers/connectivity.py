@@ -82,7 +82,7 @@ class Connectivity:
             self._last_addresses = self._transport.addresses()
         outcome = await self._transport.heal(self._addresses)
         if outcome not in ("ok", "alone"):
-            _log.info("network repaired", what=outcome)
+            _log.info("network repaired", outcome=outcome)
             self._directory.hurry(self._clock.now())
         if self._last_addresses != (addresses := self._transport.addresses()):
             self._last_addresses = addresses

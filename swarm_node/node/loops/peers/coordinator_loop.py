@@ -29,7 +29,7 @@ from swarm_node.p2p.coordinator.coordination import (
     MAX_REASONS,
     MAX_REPORTED_FAMILIES,
     MAX_REPORTED_PEERS,
-    PeerFigures,
+    PeerCounts,
     Report,
     SignedBatch,
     follow,
@@ -46,7 +46,7 @@ from swarm_node.p2p.wire.wire import pack
 from swarm_node.version import __version__
 
 #: Seconds between two rounds, give or take a fifth: at first, and at most. The pause grows slowly
-#: while few peers are known or the coordinator does not answer. A coordinator that comes back has
+#: while few peers are known or the coordinator is unreachable. A coordinator that comes back has
 #: the whole picture within a minute.
 _FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 50.0
 REPORT_SECONDS: Final = 300.0
@@ -106,7 +106,7 @@ class CoordinatorLoop:
             await self._round(snapshot)
         except CoordinatorError as error:
             if self._row.answers is not False:
-                _log.warning("the coordinator is not used", error=str(error))
+                _log.warning("the coordinator is unreachable", error=str(error))
                 self._take_hints({})
             self._note(answers=False, fault=str(error))
         else:
@@ -147,10 +147,10 @@ class CoordinatorLoop:
                 lists.raw if lists.number > self._list else b"",
             )
         )
-        self._discovery.add_presences(answer.presences)
-        self._note(introduced=self._row.introduced + len(answer.presences))
-        if answer.statement:
-            lists.offer(answer.statement)  # a bad one changes nothing
+        self._discovery.add_presences(answer.peer_records)
+        self._note(introduced=self._row.introduced + len(answer.peer_records))
+        if answer.revocation_list:
+            lists.offer(answer.revocation_list)  # a bad one changes nothing
         self._list = answer.revoked
         return answer.report
 
@@ -192,7 +192,7 @@ class CoordinatorLoop:
 
 def next_pause(pause: float, *, hurried: bool) -> float:
     """Compute the seconds until the next round. They grow while `hurried`: few peers are known, or
-    the coordinator does not answer. Pure."""
+    the coordinator is unreachable. Pure."""
     if not hurried:
         return _LONGEST_SECONDS
     return min(_LONGEST_SECONDS, max(_FIRST_SECONDS, pause * 1.5))
@@ -211,13 +211,13 @@ def report_of(snapshot: Snapshot, issued_ms: int) -> Report:
         model=_label(snapshot.model.rstrip("/").rpartition("/")[2]),
         reach=snapshot.reach.kind if snapshot.reach else "unknown",
         version=snapshot.version,
-        updates=snapshot.steps,
-        published=groups.sampled,
-        taken=groups.sent,
-        received=groups.accepted,
-        trained_own=groups.trained_local,
+        steps=snapshot.steps,
+        sampled=groups.sampled,
+        sent=groups.sent,
+        accepted=groups.accepted,
+        trained_local=groups.trained_local,
         trained_external=groups.trained_external,
-        held_out=tuple(
+        eval_reward=tuple(
             (_label(family), min(1.0, max(0.0, reward)))
             for family, reward in list(rewards.items())[:MAX_REPORTED_FAMILIES]
         ),
@@ -236,9 +236,9 @@ def hints_of(reputation: api.Reputation) -> dict[str, float]:
     }
 
 
-def _finding(row: PeerRow) -> PeerFigures:
+def _finding(row: PeerRow) -> PeerCounts:
     rejections = sorted(row.rejected_by_reason.items(), key=lambda item: -item[1])[:MAX_REASONS]
-    return PeerFigures(
+    return PeerCounts(
         public_key_of(row.peer_id),
         row.accepted,
         tuple((_label(reason), count) for reason, count in rejections),

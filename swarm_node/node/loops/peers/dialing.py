@@ -49,7 +49,7 @@ async def ping(
     clock, directory, asker = local.clock, local.directory, exchange.asker
     name = local.members.name(peer_id)
     if finding := ended(local.members, peer_id):
-        return PingReport(peer_id, name, None, why=finding)
+        return PingReport(peer_id, name, None, reason=finding)
     peer = directory.get(peer_id) or await exchange.discovery.reach(peer_id)
     reply = None
     if peer is not None and (peer.is_greeted or await asker.greet(peer)):
@@ -63,7 +63,7 @@ async def ping(
         causes = directory.failures.causes(clock.now())
         has_answered = directory.get(peer_id) is not None
         reason = absent(peer_id, addresses, reaching, causes, 1, has_answered=has_answered)
-        return PingReport(peer_id, name, None, why=reason)
+        return PingReport(peer_id, name, None, reason=reason)
     round_trip, relay_id, address = (
         clock.now() - started_at,
         reaching.usage.relay_ids.get(peer_id, ""),

@@ -66,7 +66,7 @@ def peer_rows(
         )
         address = links.get(peer.peer_id, "")
         reason = _why(peer, row, shared_state, reaching, causes, now, is_linked=bool(address))
-        row = msgspec.structs.replace(row, address=address, why=reason)
+        row = msgspec.structs.replace(row, address=address, reason=reason)
         rows.append(msgspec.structs.replace(row, **_traffic(reaching, peer.peer_id, now)))
     return rows
 
@@ -83,7 +83,7 @@ def former_rows(shared_state: Shared, reaching: ReachingTransport, now: float) -
             _traffic(reaching, peer.peer_id, now),
         )
         row = PeerRow.of(peer, now, shared_state.members)
-        rows.append(msgspec.structs.replace(row, why=reason, **traffic))
+        rows.append(msgspec.structs.replace(row, reason=reason, **traffic))
     return rows
 
 

@@ -108,7 +108,7 @@ class Recorder:
             self._shared_state.tally.faults["metrics"] += 1
             if not self._told_of_fault:
                 self._told_of_fault = True
-                _log.warning("no history is written (told once)", error=str(error))
+                _log.warning("metrics.jsonl cannot be written (logged once)", error=str(error))
 
     def _row(self, memory: int) -> HistoryRow:
         tally, clock = self._shared_state.tally, self._parts.clock
@@ -155,7 +155,7 @@ class Recorder:
     def _report_work(self) -> None:
         shot = self._snapshot()
         if shot.work is not None and (sentence := ", ".join(told(shot.work, shot.steps))):
-            _log.info("work", **msgspec.structs.asdict(shot.work), said=sentence)
+            _log.info("work", **msgspec.structs.asdict(shot.work), sentence=sentence)
 
     def _report(self) -> None:
         shot = self._snapshot()
@@ -164,7 +164,7 @@ class Recorder:
             self._last_health = first.kind, first.level
             log = _log.warning if first.level == "bad" else _log.info
             sentence = " → ".join(filter(None, (first.text, first.remedy)))
-            log("health", kind=first.kind, text=first.text, remedy=first.remedy, said=sentence)
+            log("health", kind=first.kind, text=first.text, remedy=first.remedy, sentence=sentence)
         self._report_progress(first, shot)
 
     def _report_progress(self, first: Said, shot: Snapshot) -> None:
@@ -190,7 +190,7 @@ class Recorder:
             health=first.kind,
             health_level=first.level,
             **({} if shot.work is None else msgspec.structs.asdict(shot.work)),
-            said=f"version {self._parts.trainer.version}, eval reward {_known(reward)}, "
+            sentence=f"version {self._parts.trainer.version}, eval reward {_known(reward)}, "
             f"on training prompts {_known(train)}, "
             f"{rate:.1f} steps/s, peers {peers}, sent {groups.sent}, accepted {groups.accepted}, "
             f"trained on {groups.trained_local} local and {groups.trained_external} external, "

@@ -248,7 +248,7 @@ class Levels:
             levels=row.levels,
             placed=row.placed,
             measured=row.measured,
-            said=f"{ladder.name}: level {row.level} of {row.levels} (right: {summary})",
+            sentence=f"{ladder.name}: level {row.level} of {row.levels} (right: {summary})",
         )
 
     def _key(self, ladder: Ladder) -> str:

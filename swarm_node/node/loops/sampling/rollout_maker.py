@@ -279,6 +279,6 @@ def tell(beginning: Beginning, advice: str) -> None:
     }
     if advice:
         answers = list(beginning.answers)
-        _log.warning("no training signal", **fields, do=advice, completions=answers)
+        _log.warning("no training signal", **fields, remedy=advice, completions=answers)
     else:
         _log.info("base-model eval", **fields)

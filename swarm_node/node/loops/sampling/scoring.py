@@ -71,7 +71,7 @@ class Scoring:
             if rerun.fault == "observation" and not self._tally.faults[f"scorer_{rerun.fault}"]:
                 _log.warning(
                     "the environment's observation() raised or gave no text of at most 1,024 "
-                    "characters, so the rollout ended with reward 0 (told once, counted)",
+                    "characters, so the rollout ended with reward 0 (logged once, counted)",
                     family=ref.family,
                     raised=rerun.exception,
                 )
@@ -139,7 +139,7 @@ class Scoring:
         _log.warning(
             "the environment's observation() gave another text when a rollout was re-run, so the "
             "rollout ended with reward 0: it may depend on the task and on what was said alone "
-            "(told once, counted)",
+            "(logged once, counted)",
             family=ref.family,
         )
 
@@ -148,7 +148,7 @@ class Scoring:
             return
         self._told_of_raising = True
         _log.warning(
-            "the environment's score() raised on an answer, which counts as wrong (told once)",
+            "the environment's score() raised on a completion, which gets reward 0 (logged once)",
             family=ref.family,
             raised=error,
         )

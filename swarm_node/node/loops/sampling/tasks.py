@@ -100,13 +100,12 @@ class FittingTasks:
     def _tell(self, task: tuple[TaskRef, str, tuple[int, ...]]) -> None:
         ref, _, prompt_ids = task
         _log.warning(
-            "left out: a prompt and its answer exceed the model's positions; take shorter "
-            "questions, leave that family out, or lower sampling.max_new_tokens (told once, "
-            "counted)",
+            "skipped: prompt and completion exceed the context length; take shorter prompts, "
+            "leave that family out, or lower sampling.max_new_tokens (logged once, counted)",
             family=ref.family,
             prompt_tokens=len(prompt_ids),
-            answer_tokens=self._answer_limit,
-            positions=self._parts.codec.positions,
+            completion_tokens=self._answer_limit,
+            context_length=self._parts.codec.positions,
         )
 
 

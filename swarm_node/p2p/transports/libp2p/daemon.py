@@ -209,7 +209,7 @@ class Libp2pDaemon:
                     reply = _replies.decode(raw)
                     if isinstance(reply, Failed):
                         is_unserved = reply.kind == NotServedError.__name__
-                        raise (NotServedError if is_unserved else TransportError)(reply.why)
+                        raise (NotServedError if is_unserved else TransportError)(reply.reason)
                     if not isinstance(reply, reply_type):
                         raise ValueError("not a reply to this request")
                 except BaseException:

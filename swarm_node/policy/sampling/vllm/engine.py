@@ -71,7 +71,7 @@ class EngineChoice(NamedTuple):
     """The choice of vLLM or the built-in sampler, and its reason in words."""
 
     vllm: bool
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

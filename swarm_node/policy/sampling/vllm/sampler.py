@@ -289,7 +289,7 @@ class VllmSampler:
             request = Rest(self._plan.sleep_level)
             await self._child.call(request, Rested, patience=self._deadlines.sync)
         except ChildError as error:
-            _log.warning("the inference engine does not rest", error=str(error))
+            _log.warning("the inference engine cannot be paused", error=str(error))
             await self._child.stop(grace=0.0)
         return True
 

