@@ -49,7 +49,7 @@ _UNHEARD.disabled = True
 _METRICS = "swarm_coordinator_"
 _GAUGES = {
     "members": "Members that were here.",
-    "introductions": "Presences that are given to others.",
+    "introductions": "Peer records that are given to others.",
     "reports": "Members with a report.",
     "batch_number": "Number of the newest signed batch.",
     "revocation_list_number": "Number of the revocation list held.",
@@ -244,7 +244,7 @@ class _CoordinatorCollector:
         for name, description in _GAUGES.items():
             yield GaugeMetricFamily(_METRICS + name, description, value=self._gauges[name])
         requests = _counter("requests", "Requests.", "operation", "status")
-        seconds = _counter("request_seconds", "From a request's head to its answer.", "operation")
+        seconds = _counter("request_seconds", "From a request's head to its response.", "operation")
         refusals = _counter("refused", "Requests that were refused.", "reason")
         reasons: Counter[str] = Counter()
         for application in self._apis:

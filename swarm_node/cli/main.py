@@ -347,10 +347,10 @@ def build_tiny(
     ] = None,
     bare: Annotated[
         float | None,
-        typer.Option(help="Fraction of right answers that score; default: as shipped."),
+        typer.Option(help="Fraction of right completions that score; default: as shipped."),
     ] = None,
-    wrong: Annotated[float | None, typer.Option(help="Fraction of wrong answers.")] = None,
-    evasive: Annotated[float | None, typer.Option(help="Fraction of empty answers.")] = None,
+    wrong: Annotated[float | None, typer.Option(help="Fraction of wrong completions.")] = None,
+    evasive: Annotated[float | None, typer.Option(help="Fraction of empty completions.")] = None,
     size: Annotated[str, typer.Option(help="small, tiny or medium.")] = "tiny",
     tokenizer: Annotated[str, typer.Option(help="phrases or words.")] = "phrases",
     corpus: Annotated[str, typer.Option(help="single-turn or multi-turn.")] = "single-turn",

@@ -42,7 +42,7 @@ def pass_at_k(rewards: Sequence[float], k: int) -> float:
     1 - C(n-c, k) / C(n, k) of Chen et al. (arXiv 2107.03374), and for k = 1 the mean reward.
     """
     if not 1 <= k <= len(rewards):
-        raise ValueError("pass@k needs at least k answers")
+        raise ValueError("pass@k needs at least k completions")
     ranks = enumerate(sorted(rewards))
     return sum(r * math.comb(rank, k - 1) for rank, r in ranks) / math.comb(len(rewards), k)
 

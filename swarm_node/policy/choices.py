@@ -42,7 +42,7 @@ LOSS_CHOICES: Mapping[LossName, Choice] = MappingProxyType(
             "arXiv 2503.14476 (GRPO: 2402.03300)",
         ),
         "dr_grpo": Choice(
-            "as dapo, over rows x longest answer: no bias by length",
+            "as dapo, over rows x longest completion: no bias by length",
             "arXiv 2503.20783",
         ),
         "decoupled": Choice(
@@ -62,7 +62,7 @@ LOSS_CHOICES: Mapping[LossName, Choice] = MappingProxyType(
             "arXiv 2506.13585",
         ),
         "gspo": Choice(
-            "one ratio per answer, a geometric mean, clipped tightly",
+            "one ratio per completion, a geometric mean, clipped tightly",
             "arXiv 2507.18071",
         ),
         "dppo": Choice(
@@ -83,6 +83,6 @@ ADVANTAGE_CHOICES: Mapping[AdvantageName, Choice] = MappingProxyType(
             "reward less the group's mean",
             "arXiv 2503.20783",
         ),
-        "rloo": Choice("reward less the mean of the group's other answers", "arXiv 2402.14740"),
+        "rloo": Choice("reward less the mean of the group's other completions", "arXiv 2402.14740"),
     }
 )

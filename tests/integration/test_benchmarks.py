@@ -19,7 +19,7 @@ SHORT = {
     "bare_loop": "--pairs 1 --seconds 2",
     "churn": "dead --nodes 40",
     "coordinator_load": "--members 20 --seconds 5",
-    "multi-turn": "--updates 2 --every 2 --tasks 4 --groups 2",
+    "multi_turn": "--updates 2 --every 2 --tasks 4 --groups 2",
     "envelope": "--seconds 0.1",
     "exam": "--model tiny --file {questions} --minutes 0.2 --limit 1 --new 8",
     "kept_cache": "--rates 1e-3 --updates 1 --new 16",

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from swarm_node.node.preflight.facts import Facts
 
 _OF_NETWORK = {"port", "clock", "ticket", "membership"}
-_MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "error": ("✗", "red")}
+_MARKS = {"ok": ("✓", "green"), "warning": ("▲", "yellow"), "error": ("✗", "red")}
 
 
 def doctor(
@@ -248,8 +248,8 @@ def find_reach(settings: Settings) -> list[Finding]:
 
 
 def find_network(settings: Settings) -> list[Finding]:
-    """Report the running node's reachability. Without a running node, dial the nodes that it would
-    dial: those of settings and ticket, those it knew, and its coordinator.
+    """Report the running node's reachability. Without a running node, connect to the nodes
+    that it would connect to: those of settings and ticket, those it knew, and its coordinator.
 
     Raises:
         SwarmNodeError: the running node cannot say; the ticket or node.db cannot be read.

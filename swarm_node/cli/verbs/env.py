@@ -54,10 +54,9 @@ def check(
 ) -> None:
     """Check an environment before a node trains on it; exit code 1 if something is wrong.
 
-    It must import, derive the same tasks in every process, and score the same answer the same. The
-    right answer of every row must score 1. What a model gets right tells whether it can learn
-    there. `--set environment.options.KEY=VALUE` gives options.
-    """
+    It must import, derive the same tasks in every process, and score the same completion the same.
+    The reference answer of every row must score 1. What a model gets right tells whether it can
+    learn there. `--set environment.options.KEY=VALUE` gives options."""
     flags = task_flags(name, None, None, question, answer, choices, accept)
     base_settings = _named(model, flags, assign, config)
     from swarm_node.cli.home import show

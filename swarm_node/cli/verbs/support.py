@@ -45,7 +45,7 @@ _GONE: Final = b"[taken out]"
 _SECRET_OPTION: Final = re.compile(r"key|token|secret|passw|credential|auth", re.IGNORECASE)
 _README: Final = """\
 Made by `swarm-node support-bundle`. It has no key, secret, token or ticket, and no weights.
-It names peers and their addresses, and holds questions and answers: read it before you pass it on.
+It names peers and their addresses, and has prompts and completions: read it before you share it.
 
 {parts}
 """

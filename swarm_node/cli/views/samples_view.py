@@ -16,7 +16,7 @@ from swarm_node.p2p.wire.identity import short_id
 def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> RenderableType:
     """Each family's question with the answers that were given to questions of that family."""
     if not rows:
-        return "no answers yet: the node has just started"
+        return "no completions yet: the node has just started"
     names = {peer.peer_id: peer.name for peer in peers}
     sections: list[RenderableType] = []
     for family in dict.fromkeys(row.family for row in rows):

@@ -212,8 +212,8 @@ class OpenAIServer:
         left = self._codec.positions - len(ids)
         if left < 1 or (is_explicit and max_tokens > left):
             raise BadRequestError(
-                f"the model has {self._codec.positions} positions, and the request needs "
-                f"{len(ids)} for the prompt and {max_tokens} for the answer",
+                f"the context length is {self._codec.positions}, and the request needs "
+                f"{len(ids)} for the prompt and {max_tokens} for the completion",
                 param,
                 "context_length_exceeded",
             )
@@ -378,7 +378,7 @@ def _refusal(error: BadRequestError) -> web.Response:
 
 def _busy() -> web.Response:
     """A client that is refused gives its connection back, which others need."""
-    text = "too many answers wait already: ask again in a moment, with fewer requests at once"
+    text = "too many completions are waiting: try again in a moment, with fewer requests at once"
     response = _json(error_of(text, "rate_limit_error", code="rate_limit_exceeded"), 429)
     response.headers["Retry-After"] = str(_RETRY_SECONDS)
     response.force_close()

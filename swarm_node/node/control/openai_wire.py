@@ -197,7 +197,7 @@ def prompts_of(
     prompt_ids = []
     for prompt in prompts:
         if isinstance(prompt, int):
-            raise BadRequestError("prompts are texts, or lists of token ids", "prompt")
+            raise BadRequestError("prompts are strings, or lists of token ids", "prompt")
         prompt_ids.append(encode(prompt) if isinstance(prompt, str) else tuple(prompt))
     return prompt_ids
 

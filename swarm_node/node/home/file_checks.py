@@ -101,7 +101,7 @@ FILES: Final[Mapping[str, _Kind]] = {
         "warning", "groups that were not trained on, and which ones of peers were seen, are gone"
     ),
     "checkpoints": _Kind("warning", "training begins anew from the base model"),
-    "metrics.jsonl": _Kind("warning", "the history of figures begins anew"),
+    "metrics.jsonl": _Kind("warning", "the history of metrics starts again"),
 }
 #: Files that only the owner removes, or that belong to no swarm.
 _UNRECORDED = frozenset({"root.key"})

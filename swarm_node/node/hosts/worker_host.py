@@ -105,7 +105,7 @@ class WorkerHost:
             raise ConfigError(f"the node at {self._node} refuses this host: {answer.reason}")
         if not hmac.compare_digest(answer.proof, self._proof("node", nonces, answer.task)):
             raise ConfigError(
-                f"who answers at {self._node} has not the key of this host", "check the address"
+                f"the node at {self._node} does not have the key of this host", "check the address"
             )
         address, _ = writer.get_extra_info("peername")[:2]
         local_address, _ = writer.get_extra_info("sockname")[:2]

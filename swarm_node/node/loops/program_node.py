@@ -249,7 +249,7 @@ class ProgramNode(Node):
             author = self._shared_state.directory.get(group.author)
             answer_tokens = max(len(answer.token_ids) for answer in record.completions)
             if not codec.fits(record.prompt_ids, answer_tokens):
-                rejection = Rejected("too_long", "it exceeds this model's positions")
+                rejection = Rejected("too_long", "it exceeds this model's context length")
                 self._work.exchange.asker.reject(rejection, group.author)
                 continue
             records.append(record)
@@ -317,7 +317,7 @@ def _completion(
     count = _length(ids, f"{name} is no list of token ids")
     if not 1 <= count <= max_tokens:
         raise CompletionError(
-            f"{name} has {count} tokens: an answer has 1 to {max_tokens} with its end token "
+            f"{name} has {count} tokens: a completion has 1 to {max_tokens} with its end token "
             "(sampling.max_new_tokens)"
         )
     if (logprob_count := _length(values, f"{name} has no list of log-probs")) != count:

@@ -60,7 +60,7 @@ class AdoptedWords:
         for word, count in self._adopted_counts.most_common(1):
             if count >= ALARM * WINDOW:
                 share, author = count / WINDOW, self._peers.get(word, "a peer")
-                return f"{share:.0%} of own answers hold {word!r}, which {author} said first"
+                return f"{share:.0%} of local completions have {word!r}, which {author} used first"
         return ""
 
     def _say(self, terms: frozenset[str]) -> None:

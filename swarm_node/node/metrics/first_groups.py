@@ -50,9 +50,9 @@ class Beginning:
         if self.pass_at_1 > 0.5:
             return f"the tasks are too easy: take {_HARDER.get(self.environment, _OTHER_HARDER)}"
         return (
-            "the tasks are too hard, or the answers have another form than the scorer reads: take "
-            f"{_EASIER.get(self.environment, _OTHER_EASIER)}, a larger model, or longer answers "
-            "(sampling.max_new_tokens)"
+            "the tasks are too hard, or score() does not read this form of completion: take "
+            f"{_EASIER.get(self.environment, _OTHER_EASIER)}, a larger model, or a larger "
+            "sampling.max_new_tokens"
         )
 
 

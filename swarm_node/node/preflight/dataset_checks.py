@@ -43,7 +43,7 @@ async def check_questions(
     survey = await host.survey(family, DRAWS, SECONDS)
     findings = [_questions(family, survey)]
     if not survey.answers:
-        text = f"{family}: no right answer is known, so no constant answer was tried"
+        text = f"{family}: no reference answer is known, so no constant answer was tried"
         return [*findings, Said("constant", "good", text)]
     constant = await best_constant(host, info, family, survey.answers)
     return [*findings, _constant(family, constant)]
@@ -61,7 +61,7 @@ def _questions(family: str, survey: Survey) -> Said:
             "derive() or held_out_bounds must put a text on the same side every time",
         )
     if survey.about < _FEW_QUESTIONS:
-        remedy = f"fewer than {_FEW_QUESTIONS:,}: a model can learn them by heart; add questions"
+        remedy = f"fewer than {_FEW_QUESTIONS:,}: a model can memorize them; add questions"
         return Said("questions", "warning", text, remedy)
     return Said("questions", "good", text)
 
@@ -69,15 +69,15 @@ def _questions(family: str, survey: Survey) -> Said:
 def _constant(family: str, constant: BestConstant) -> Said:
     answer = last_tagged(constant.answer) or constant.answer
     excerpt = " ".join(answer.split())[:_SHOWN_CHARS]
-    left = f", without {constant.left_out} whose right answer fails" if constant.left_out else ""
+    left = f", without {constant.left_out} whose reference fails" if constant.left_out else ""
     if not constant.tasks:
-        text = f"{family}: no constant answer was tried, for no right one of {constant.left_out}"
+        text = f"{family}: no constant answer was tried: no reference answer of {constant.left_out}"
         text += " scores 1"
-        return Said("constant", "warning", text, "mend them: see above")
+        return Said("constant", "warning", text, "correct them: see above")
     text = f'{family}: "{excerpt}" for every task scores {constant.reward:.2f}'
     text += f" ({constant.tasks} tasks{left})"
     if constant.reward > _GOOD_CONSTANT:
-        remedy = f"a constant answer scores above {_GOOD_CONSTANT:g}: read rewards beside it"
+        remedy = f"a constant answer scores above {_GOOD_CONSTANT:g}: compare rewards with that"
         return Said("constant", "warning", text, remedy)
     return Said("constant", "good", text)
 
@@ -86,7 +86,7 @@ async def best_constant(
     host: ProcessEnvironmentHost, info: EnvironmentInfo, family: str, answers: Sequence[str]
 ) -> BestConstant:
     """Find the best of `answers`, which are written as the prompt asks, on other tasks. A task
-    whose right answer fails is left out: no answer is credited there, so it would make every
+    whose reference answer fails is left out: no answer is credited there, so it would make every
     constant look worse than it is."""
     totals, tasks, left_out = [0.0] * len(answers), 0, 0
     deadline = SYSTEM_CLOCK.now() + _SCORE_SECONDS

@@ -220,7 +220,7 @@ def _python(facts: Facts) -> Finding:
 def _home(facts: Facts) -> Iterator[Finding]:
     if facts.is_running:
         text = f"a node runs in {facts.home}: it holds memory that is not free below"
-        yield Finding("home", "warning", text, "stop it first for the figures of a start")
+        yield Finding("home", "warning", text, "stop it first to see the memory of a start")
     for fault in facts.faults:
         yield Finding("home", fault.level, fault.problem, fault.remedy)
     if not facts.is_running and not facts.faults:

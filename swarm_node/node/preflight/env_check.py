@@ -201,9 +201,9 @@ async def _answers_of(
     async def answered(refs: Sequence[TaskRef], suffix: str) -> list[ScoredCompletions]:
         groups: list[ScoredCompletions] = []
         for begin in range(0, len(refs), _GROUPS_AT_ONCE):
-            tell(f"the model's{suffix} answers", begin, len(refs))
+            tell(f"the model's{suffix} completions", begin, len(refs))
             groups += await asking.answered(info, refs[begin : begin + _GROUPS_AT_ONCE])
-        tell(f"the model's{suffix} answers", len(refs), len(refs))
+        tell(f"the model's{suffix} completions", len(refs), len(refs))
         return groups
 
     try:
@@ -312,7 +312,7 @@ async def _rerun_check(
             "rerun",
             "warning",
             f"{family}: no observation in {len(rollouts)} rollouts, so none was compared",
-            "take a model whose answers observation() takes up, with --model",
+            "with --model, take a model whose completions observation() responds to",
         )
     turns = sum(len(rollout.turns) for rollout in rollouts) / (len(rollouts) or 1)
     text = f"{family}: at most {info.turns} turns, {turns:.1f} on average; "
@@ -339,7 +339,7 @@ async def _scoring(
             return Said(
                 "score",
                 "bad",
-                f"score() gives the same answers other rewards ({group.ref.family})",
+                f"score() gives the same completions different rewards ({group.ref.family})",
                 "it may depend on the task and the text alone",
             )
     error = next((group.scores.exception for group in groups if group.scores.exception), "")
@@ -349,12 +349,12 @@ async def _scoring(
         return Said(
             "score",
             "bad",
-            f"score() failed on {faults} answers ({reason})",
+            f"score() failed on {faults} completions ({reason})",
             "a reward is in [0, 1]",
         )
-    text = f"score deterministic, {milliseconds(seconds)} an answer"
+    text = f"score deterministic, {milliseconds(seconds)} per completion"
     if error:
-        remedy = "an answer that raises counts as wrong"
+        remedy = "a completion on which it raises gets reward 0"
         return Said("score", "warning", f"{text}; it raised {error}", remedy)
     if seconds > max(_SLOW_SECONDS, info.score_seconds / SAID_TEXTS):
         return Said("score", "warning", text, "the node waits for it: make it faster")
@@ -387,22 +387,23 @@ def learnable(
     be learnt from. `all_groups` are its answers to all of them."""
     rewards = [reward for group in groups for reward in group.scores.rewards]
     if not rewards:
-        remedy = "take shorter questions or a model with more positions, or leave it out"
-        return Said("family", "bad", f"{family}: no prompt fits the model's positions", remedy)
+        remedy = "take shorter prompts or a model with a longer context, or leave it out"
+        return Said("family", "bad", f"{family}: no prompt fits the model's context length", remedy)
     mixed, truncated_count = (
         sum(group.mixed for group in groups),
         sum(group.truncated_count for group in groups),
     )
     right = sum(reward > 0.5 for reward in rewards)
-    text = f"{family}: answers right {right} of {len(rewards)}"
+    text = f"{family}: {right} of {len(rewards)} completions right"
     text += f"; {mixed} of {len(groups)} groups of {sampling.group_size} have mixed rewards"
     if truncated_count > _SOME_CUT * len(rewards):
         limit = sampling.max_new_tokens
-        text += f"; {truncated_count} answers were cut at sampling.max_new_tokens ({limit})"
+        text += f"; {truncated_count} were truncated at sampling.max_new_tokens ({limit})"
     if truncated_count > _MANY_CUT * len(rewards):
         # A scorer reads no answer whose end is missing, so nothing else is known.
         level = "warning" if mixed or right == len(rewards) else "bad"
-        return Said("family", level, text, "raise it, or have the prompt ask for shorter answers")
+        remedy = "raise it, or have the prompt ask for shorter completions"
+        return Said("family", level, text, remedy)
     if mixed:
         return Said("family", "good", text)
     if in_doubt(groups, all_groups):
@@ -422,5 +423,5 @@ def learnable(
         "family",
         "bad",
         text,
-        "it will not learn: easier tasks, a larger model, or answers that score() reads",
+        "it will not learn: easier tasks, a larger model, or completions that score() can read",
     )

@@ -91,7 +91,7 @@ async def score_family(
             failed_count + len(result.failed),
         )
         examples = sorted([*examples, *result.failed], key=_line)[:SHOWN]
-        tell(f"right answers of {family}", scored_count, len(seeds))
+        tell(f"reference answers of {family}", scored_count, len(seeds))
         if SYSTEM_CLOCK.now() >= deadline:
             break
     return RightAnswers(
@@ -124,13 +124,13 @@ def verdict_on(answers: RightAnswers, accept: bool) -> Said | None:
     if answers.scored_count < answers.total:
         subject += f", drawn by chance from {answers.total:,},"
     if not answers.failed_count:
-        text = f"{answers.family}: the right answers of {subject} score 1"
+        text = f"{answers.family}: the reference answers of {subject} score 1"
         return Said("answers", "good", text)
-    text = f"{answers.family}: the right answers of {answers.failed_count:,} of {subject} do not"
-    text += " score 1: " + "; ".join(_told(failure) for failure in answers.first_failures)
+    text = f"{answers.family}: the reference answers of {answers.failed_count:,} of {subject}"
+    text += " do not score 1: " + "; ".join(_told(failure) for failure in answers.first_failures)
     if extra_count := answers.failed_count - len(answers.first_failures):
         text += f"; and {extra_count:,} more"
-    remedy = "who writes the right answer gets nothing there: mend "
+    remedy = "a model that learns them gets no reward: correct "
     remedy += "these lines" if answers.is_list else "answer(), written() or score()"
     if not answers.refused:
         return Said("answers", "warning", text, remedy)

@@ -68,8 +68,8 @@ def check_positions(codec: Codec, max_tokens: int) -> None:
     """
     if not codec.fits((), max_tokens + 1):
         raise ModelError(
-            f"sampling.max_new_tokens is {max_tokens} and the model has {codec.positions} "
-            "positions, for prompt and answer together",
+            f"sampling.max_new_tokens is {max_tokens} and the model's context "
+            f"length is {codec.positions}, for prompt and completion together",
             "lower it",
         )
 
@@ -88,10 +88,10 @@ def check_prompts(codec: Codec, max_tokens: int, shortest_prompt: str) -> None:
         left = codec.positions - len(prompt_ids)
         lower = f"lower it to {left:,} or less, " if left > 0 else ""
         raise ModelError(
-            f"no prompt that was tried fits the model's {codec.positions:,} positions: the "
-            f"shortest has {len(prompt_ids):,} tokens, and its answer may have {max_tokens:,} "
-            f"(sampling.max_new_tokens): {lower}take shorter questions, or a model with more "
-            "positions"
+            f"no prompt that was tried fits the model's context length of {codec.positions:,}: the "
+            f"shortest has {len(prompt_ids):,} tokens, and its completion may have {max_tokens:,} "
+            f"(sampling.max_new_tokens): {lower}take shorter prompts, or a model with a longer "
+            "context"
         )
 
 

@@ -186,7 +186,7 @@ class GroupVerifier:
             observations=observations,
         )
         if self._multi_turn is not None and not self._multi_turn.fits_context(verified_group):
-            return Rejected("too_long", "a multi-turn rollout exceeds this model's positions")
+            return Rejected("too_long", "a multi-turn rollout exceeds this model's context length")
         return await self._admit(verified_group, offer, blob)
 
     async def rescored(self, group: VerifiedGroup) -> VerifiedGroup | None:
@@ -300,7 +300,7 @@ class GroupVerifier:
                 return Rejected("anew", "its author may have lost what it had made")
             return Rejected("repeated", "its author made a group of this task before")
         if content in stored_digests:
-            return Rejected("copied", "the same answers to the same question were here before")
+            return Rejected("copied", "these completions of this prompt were received before")
         return None
 
     def _provenance(self, policy: PolicyRef) -> Provenance:
@@ -336,7 +336,7 @@ class GroupVerifier:
 def _reject_lost(scores: ScoredTexts) -> Rejected | None:
     """The reason against a group that has no rewards."""
     if scores.loss_reason == "asleep":
-        return Rejected("asleep", "its texts make the scoring worker sleep")
+        return Rejected("asleep", "its completions make the scoring worker sleep")
     if scores.loss_reason:
         return Rejected(
             "scoring", f"its completions ended the scoring worker ({scores.loss_reason})"

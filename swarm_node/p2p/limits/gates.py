@@ -71,7 +71,7 @@ class SizeGate:
         if len(lengths) > self.completions:
             return Rejected("too_large", f"{len(lengths)} completions, at most {self.completions}")
         if max(lengths) > self.tokens:
-            return Rejected("too_long", f"an answer of {max(lengths)} tokens, not {self.tokens}")
+            return Rejected("too_long", f"a completion of {max(lengths)} tokens, not {self.tokens}")
         return None
 
 

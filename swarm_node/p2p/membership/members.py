@@ -245,7 +245,7 @@ class Members:
             return record
         member, head = record.member, record.head
         if author_id not in (None, member.peer_id):
-            return Rejected("author", "the presence of another peer")
+            return Rejected("author", "the peer record of another peer")
         age = self._wall() - head.issued_ms / 1000
         if age < -CLOCK_SKEW_SECONDS:
             return Rejected("not_yet_valid", f"issued {-age:.0f} s ahead", -age)

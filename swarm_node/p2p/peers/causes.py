@@ -169,7 +169,7 @@ CAUSES: Final = _rows(
     ),
     CauseKind(
         "no_peer_id", "address", "warning",
-        "{where} cannot be dialled: it does not end in /p2p/ID, or its name has no address",
+        "{where} cannot be connected to: it does not end in /p2p/ID, or its name has no address",
         "",
         "write it as /ip4/HOST/tcp/PORT/p2p/ID; that node shows it in its status",
     ),

@@ -97,7 +97,7 @@ def check_template(text: str) -> None:
     except OSError as error:
         raise ModelError(f"the chat template cannot be tried: {reason_of(error)}") from error
     if result.returncode:
-        reason = result.stdout.decode("ascii", "replace").strip() or "it used up its processor time"
+        reason = result.stdout.decode("ascii", "replace").strip() or "it used up its CPU time"
         raise ModelError(f"the chat template is refused: {reason}", "choose another model")
 
 

@@ -336,7 +336,7 @@ def _lighter(demand: Demand, machine: Machine, fits: Callable[..., bool]) -> Ite
     tokens = demand.max_new_tokens // 2
     while tokens >= _LEAST_TOKENS:
         if fits(replace(demand, max_new_tokens=tokens)):
-            yield Remedy("shorter answers", {"sampling.max_new_tokens": tokens})
+            yield Remedy("shorter completions", {"sampling.max_new_tokens": tokens})
             return
         tokens //= 2
 

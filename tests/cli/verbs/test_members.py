@@ -60,7 +60,7 @@ def test_an_address_without_an_id_gets_that_of_this_node(home: Path, tmp_path: P
 )
 def test_a_ticket_that_cannot_work_is_refused(home: Path, address: str) -> None:
     done = run(home, "invite", "--name", "a", "--out", "-", "--address", address)
-    assert "can dial" in refused(done)
+    assert "can connect to" in refused(done)
 
 
 def test_a_ticket_may_name_a_coordinator_and_then_no_node_need_run(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_loopback_in_a_ticket_is_said(home: Path) -> None:
     for beside in (("--address", far), ("--coordinator", "https://swarm.example")):
         told = said("--address", ADDRESS, *beside)
         assert only not in told
-        assert f"dial {ADDRESS}" in told
+        assert f"connect to {ADDRESS}" in told
 
 
 def test_a_ticket_with_a_coordinator_leaves_the_loopback_of_a_running_node_out(

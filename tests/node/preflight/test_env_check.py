@@ -150,7 +150,7 @@ def test_answers_that_were_cut_come_before_any_other_advice(
 ) -> None:
     said = learnable([group], [group], "one", load_settings({}, environ={}).sampling, 1)
     assert said.level == level
-    assert (f"{named} answers were cut at sampling.max_new_tokens (24)" in said.text) == bool(named)
+    assert (f"{named} were truncated at sampling.max_new_tokens (24)" in said.text) == bool(named)
     assert ("raise it" in said.remedy) == (level != "good")
 
 

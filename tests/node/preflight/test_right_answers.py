@@ -120,7 +120,7 @@ async def test_all_rows_are_scored_unless_time_is_short_and_then_some_by_chance(
     assert [each.place for each in whole.first_failures] == [
         f"line {line}" for line in range(40, 45)
     ]
-    assert heard == [("right answers of rows", done, 100) for done in (32, 64, 96, 100)]
+    assert heard == [("reference answers of rows", done, 100) for done in (32, 64, 96, 100)]
     assert (some.total, some.scored_count, some == again) == (100, 32, True)
     assert 0 < some.failed_count < 32, "by chance: half of the first 32 lines would be all right"
     said = verdict_on(some, accept=False)

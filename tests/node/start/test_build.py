@@ -45,7 +45,7 @@ def test_an_answer_of_all_positions_leaves_none_for_a_prompt(tmp_path: Path) -> 
     longest = model.codec.positions
     flags = {"run.device": "cpu", "sampling.engine": "torch", "sampling.max_new_tokens": longest}
     settings, found = load_settings(flags, environ={}), Fit(ON_CPU, False, TrainingMethod())
-    with pytest.raises(ModelError, match=f"{longest} .* {longest} positions"):
+    with pytest.raises(ModelError, match=f"{longest} .* {longest}, for prompt"):
         build_parts(settings, home, home.found_swarm("team", time.time()), model, found)
 
 

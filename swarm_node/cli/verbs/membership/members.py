@@ -165,7 +165,7 @@ def _warn_of_loopback(addresses: list[str]) -> None:
             err=True,
         )
     elif loopbacks:
-        typer.echo(f"Only this machine can dial {loopbacks[0]}: it is loopback.", err=True)
+        typer.echo(f"Only this machine can connect to {loopbacks[0]}: it is loopback.", err=True)
 
 
 def write_secret(out: Path, content: bytes) -> None:
@@ -333,7 +333,7 @@ def rename(
 
 
 def block(who: WhoArgument, home: HomeOption = None) -> None:
-    """Block a member on this node only: it neither asks nor answers it.
+    """Block a member on this node only: it neither sends it requests nor answers them.
 
     Other nodes are not affected. A running node applies it at once; `swarm-node unblock` ends it.
     To remove a member from the whole swarm, the owner runs `swarm-node revoke`.
@@ -396,7 +396,7 @@ def _own_addresses(home: Path | None) -> list[str]:
         ]
         if not addresses:
             raise NotRunningError(
-                "a ticket needs an address that newcomers can dial",
+                "a ticket needs an address that newcomers can connect to",
                 "start this node first (`swarm-node join`), or name one with --address",
             ) from None
         typer.echo(
@@ -431,7 +431,7 @@ def dialable(address: str, own_id: str) -> str:
         if parse_address(text) is not None or circuit.parse(text) is not None:
             return text
     raise ConfigError(
-        f"--address {address[:80]}: nobody can dial it",
+        f"--address {address[:80]}: nobody can connect to it",
         "write /ip4/HOST/tcp/PORT or "
         "/dns4/NAME/tcp/PORT, with /p2p/ID for another node than this one",
     )

@@ -94,7 +94,7 @@ class TensorBoard:
             f"  Q {row.question}\n  A {row.answer}"
             for row in rows
         )
-        self._writer.add_text("answers", as_code("\n".join(lines)), step, walltime=timestamp)
+        self._writer.add_text("completions", as_code("\n".join(lines)), step, walltime=timestamp)
         self._writer.flush()
 
     def checkpoint(self, lineage: Lineage, step: int, timestamp: float) -> None:
@@ -120,7 +120,7 @@ class LoggedRun:
     def answers(self, rows: Sequence[AnswerRow], step: int, timestamp: float) -> None:
         data = [list(row) for row in rows]
         table = self._module.Table(columns=list(AnswerRow._fields), data=data)
-        self._run.log({"answers": table}, step=step)
+        self._run.log({"completions": table}, step=step)
 
     def checkpoint(self, lineage: Lineage, step: int, timestamp: float) -> None:
         metadata = lineage._asdict()

@@ -32,10 +32,10 @@ def check_groups(info: Talk, codec: Codec, sampling: Sampling) -> None:
     """
     turn_limit = longest_turn(sampling.group_size, info.turns)
     if sampling.max_new_tokens > turn_limit:
-        of = "answers" if info.turns == 1 else f"rollouts of {info.turns} turns"
+        of = "completions" if info.turns == 1 else f"rollouts of {info.turns} turns"
         raise ConfigError(
             f"sampling.max_new_tokens is {sampling.max_new_tokens}: groups of "
-            f"{sampling.group_size} {of} of {info.name} can be larger than peers take: at most "
+            f"{sampling.group_size} {of} of {info.name} can be larger than peers accept: at most "
             f"{turn_limit}, or fewer in a group (sampling.group_size)"
         )
     if info.turns == 1:
@@ -44,11 +44,11 @@ def check_groups(info: Talk, codec: Codec, sampling: Sampling) -> None:
     if not codec.fits((), info.turns * sampling.max_new_tokens + around):
         max_tokens = (codec.positions - around) // info.turns
         remedy = (
-            f"at most {max_tokens}" if max_tokens > 0 else "a model with more of them is needed"
+            f"at most {max_tokens}" if max_tokens > 0 else "a model with a longer context is needed"
         )
         raise ConfigError(
             f"sampling.max_new_tokens is {sampling.max_new_tokens}: {info.turns} turns of "
-            f"{info.name} exceed the model's {codec.positions} positions: {remedy}"
+            f"{info.name} exceed the model's context length of {codec.positions}: {remedy}"
         )
 
 

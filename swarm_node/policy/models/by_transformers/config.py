@@ -204,7 +204,7 @@ def _read(raw: Mapping[str, Any], text: str) -> dict[str, Any]:
         raise ModelError(
             f"config.json: {constants:.2g} bytes besides the weights, at most "
             f"{_MOST_BUFFER_BYTES:.2g} are kept",
-            "choose a model of fewer positions",
+            "choose a model with a shorter context",
         )
     layers = linear_layers(model.get_decoder()).values()
     inner = getattr(config, "intermediate_size", None)

@@ -275,7 +275,7 @@ class Codec:
             raise _no_turns("it writes what was said before in another way later")
         ids = [self._tokenizer.encode(part, add_special_tokens=False) for part in (prefix, suffix)]
         if not ids[0] or ids[0][0] not in self.eos_ids:
-            raise _no_turns("it puts no end token after an answer, so it has no roles")
+            raise _no_turns("it puts no end token after a completion, so it has no roles")
         return tuple(ids[0][1:]), tuple(ids[1])
 
     @property
