@@ -55,5 +55,5 @@ def test_a_node_whose_terminal_goes_away_stores_a_checkpoint_and_stops(tmp_path:
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
     assert os.waitstatus_to_exitcode(ended) == 0
-    assert "is gone" in (tmp_path / "node.log").read_text()
+    assert "was closed" in (tmp_path / "node.log").read_text()
     assert [*(tmp_path / "checkpoints").glob("v*")]
