@@ -6,10 +6,9 @@
     python benchmarks/gpu_join.py pair [--model qwen2.5-0.5b] [--free 24] [--updates 5]
 
 - `tiny`: the demo's drills with the model that ships, for so many updates or 40 seconds; fails
-  unless reward on unseen tasks rises. Its plan is hardly more than two contexts, so its memory is
-  told and not scored.
+  unless the eval reward rises. Memory is reported only: the plan is hardly more than two contexts.
 - `real`: the same with a pretrained model and its own defaults, for so many seconds after its first
-  update. Its memory is told and not scored.
+  update. Its memory is reported and not checked.
 - `shape`: a model of random weights with the default settings. This process first takes memory
   until `--free` GiB are left. Answers are short and long, 128 tokens in the mean
   (`real_shapes.make_model`); rewards are those of `hashed_questions.py`.
@@ -21,9 +20,9 @@ sampled a second, seconds of the update, KL and mean difference of log-probs bet
 trainer, halvings, all counted faults and the CUDA graphs captured. It fails, and says why, where
 something was counted as a fault, where the GPU captured no graph, where sampler and trainer
 disagree in the first update, which is made of answers of its own version, where an update was not
-finite, and where more memory is taken than planned. In gpu_proof.sh, which ends it at STEP_ENDS, it
-ends by itself before that and takes what there is, if that is two updates or more.
-Without CUDA all of it runs on the CPU, where `--model least` is quick and memory is not scored."""
+finite, and where more memory is taken than planned. gpu_proof.sh ends it at STEP_ENDS; it ends by
+itself before that, with what there is, if that is two updates or more. Without CUDA all runs on the
+CPU, where `--model least` is quick and memory is not checked."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ from swarm_node.policy.memory.plan import SPARE
 ON_GPU = torch.cuda.is_available()
 MEAN_ANSWER = 128
 #: The most that k3 of the first update may be, in nats: half the square of the mean difference that
-#: the canary allows in bfloat16 (docs/engines.md).
+#: the canary allows in bfloat16 (docs/sampler-design.md).
 MOST_KL = 0.1**2 / 2
 #: The least rise of reward on unseen tasks that is no noise: about three standard errors.
 LEAST_RISE = 0.1
@@ -66,7 +65,7 @@ LEAST_RISE = 0.1
 _START_SECONDS, _POLL_SECONDS = 150.0, 0.2
 #: Seconds in which `tiny` learns, and that a step needs for its end: a node stops.
 _LEARNING_SECONDS, _END_SECONDS = 40.0, 20.0
-#: Fewest updates that are scored: the first is slower than others.
+#: Fewest updates that count: the first is slower than others.
 _LEAST_UPDATES = 2
 #: Why an update may be skipped without a fault: at first `tiny` answers all tasks of it wrongly.
 _NO_ADVANTAGE = "no mixed rewards"
@@ -201,12 +200,8 @@ class WatchedNode:
 
     def _tell(self, event: dict[str, Any]) -> None:
         now = self.snapshot
-        busy_times, tokens = (now.busy, now.tokens) if now else (None, None)
-        token_rate = (
-            tokens.sampled / busy_times.sampler
-            if tokens and busy_times and busy_times.sampler
-            else None
-        )
+        busy, tokens = (now.busy, now.tokens) if now else (None, None)
+        token_rate = tokens.sampled / busy.sampler if tokens and busy and busy.sampler else None
         names = ("seconds", "tokens", "mean_abs_delta", "mean_reward", "grad_norm")
         figures = {
             **{
@@ -233,9 +228,7 @@ def node_faults(watched: WatchedNode) -> list[str]:
     """Why the node did not run as it should, in words; empty if it did."""
     snapshot, reasons = watched.snapshot, []
     faults = Counter(snapshot.faults if snapshot else {})
-    reasons += [
-        f"{WORDS.get(name, name)} ({count} times)" for name, count in faults.items() if count
-    ]
+    reasons += [f"{WORDS.get(name, name)} ({n} times)" for name, n in faults.items() if n]
     if snapshot and "failed" in snapshot.engine:
         reasons.append(f"a fallback was taken: {snapshot.engine}")
     kl = watched.updates[0]["mismatch_kl"] if watched.updates else 0.0

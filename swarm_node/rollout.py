@@ -77,7 +77,7 @@ class VersionSpan:
 @dataclass(frozen=True, slots=True)
 class EarlierTurn:
     """A turn of the policy before its last one: its text, and the place among the completion's
-    tokens where the turn ends. Its last token is an end token, or nobody could have replied."""
+    tokens where the turn ends. Its last token is an end token, or no observation could follow."""
 
     text: str
     end: int

@@ -131,7 +131,7 @@ class EnvironmentHost(Protocol):
         self, ref: TaskRef, transcripts: Sequence[Transcript], origin: Whose = "own"
     ) -> GroupRerun:
         """Derive the task and re-run `transcripts` of it, at most MAX_TEXTS: what the environment
-        replies to each turn, and the rewards of those that are over. Texts are cut as by `score`.
+        says after each turn, and the rewards of those that are over. Texts are cut as by `score`.
         An own one that ends its scoring worker ends its multi-turn rollout. If peers' multi-turn
         rollouts end their scoring worker, or this node cannot run one, none of them is re-run.
 

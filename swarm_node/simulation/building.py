@@ -63,7 +63,7 @@ def tiny_corpus(seed: int, preset: str = "short") -> Iterator[CorpusItem]:
 
 
 def multi_turn_corpus(seed: int, noise: Noise) -> Iterator[CorpusItem]:
-    """MultiTurn of the games, with the `noise` of their last turns."""
+    """Multi-turn rollouts of the games, with the `noise` of their last turns."""
     rng = random.Random(seed)  # noqa: S311 - reproducible, not secret
 
     def spoil(right: str, wrong_text: str, is_earlier: bool) -> str:

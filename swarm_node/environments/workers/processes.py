@@ -470,7 +470,7 @@ def _all_rerun(
     lines: Sequence[RerunLine], transcripts: Sequence[Transcript], max_turns: int
 ) -> bool:
     """Check that there is one line for each multi-turn rollout of at most `max_turns`, with one
-    reply to each turn that has one."""
+    observation after each turn that has one."""
     return len(lines) == len(transcripts) and all(
         _agree(line, len(transcript.texts), max_turns)
         for line, transcript in zip(lines, transcripts, strict=True)
@@ -478,8 +478,8 @@ def _all_rerun(
 
 
 def _agree(line: RerunLine, turns: int, max_turns: int) -> bool:
-    """Check that a line has as many replies as a multi-turn environment of `turns` turns can have
-    with that end, and that one of `max_turns` turns is over. Rows are built from the replies, and
+    """Check that a line has as many observations as a multi-turn environment of `turns` turns can
+    have with that end, and that one of `max_turns` turns is over. Rows are built from them, and
     need one between every two turns. A scoring worker that was taken over could make a policy talk
     for ever."""
     if not line.over:

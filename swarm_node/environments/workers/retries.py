@@ -67,7 +67,8 @@ def scoring(worker: ScoringWorker, texts: Sequence[str]) -> ScoringRequest[str, 
 def rerunning(
     worker: ScoringWorker, transcripts: Sequence[Transcript]
 ) -> ScoringRequest[Transcript, RerunLine]:
-    # A turn to reply to, and one to score: an environment that fails to do either blames nobody.
+    # A turn that an observation follows, and one to score: an environment that fails to do either
+    # blames nobody.
     control = [Transcript([""]), Transcript([""], cut=True)]
     return ScoringRequest(
         worker.rerun,

@@ -80,7 +80,7 @@ class ScoreGroups(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=T
 
 class Transcript(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """All that the model said in a multi-turn rollout so far. It is `cut` if its last turn ran out
-    of tokens: nobody replies to a turn that did not end."""
+    of tokens: no observation follows a turn that did not end."""
 
     texts: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_TURNS)]
     cut: bool = False
@@ -143,8 +143,8 @@ class ScoredGroups(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=
 
 
 class RerunLine(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A multi-turn rollout re-run: the reply to each turn until it was `over`. The verdict on one
-    that is over; None also if the model said more after its end."""
+    """A multi-turn rollout re-run: the observation after each turn until it was `over`. The verdict
+    on one that is over; None also if the model said more after its end."""
 
     observations: Annotated[
         list[Annotated[str, msgspec.Meta(max_length=MAX_OBSERVATION_CHARS)]],
@@ -175,7 +175,7 @@ class Surveyed(msgspec.Struct, frozen=True, tag="Drawn", forbid_unknown_fields=T
 class FailedAnswer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A right answer that does not score 1: that of the task at `index` of those that were asked
     for. `place` is where its row stands, "" for no list; `answer` the text that was scored, cut;
-    `why` the reason, to go on after the answer."""
+    `reason` why, to go on after the answer."""
 
     index: Annotated[int, msgspec.Meta(ge=0)]
     place: Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]
@@ -243,9 +243,9 @@ def shown(text: str) -> str:
 
 
 def rerun(environment: SplitEnvironment, task: Task, transcript: Transcript) -> RerunLine:
-    """The replies to all turns, and the verdict if the multi-turn rollout is over, whatever the
-    environment raises or returns. It is over after a turn without a reply, after the last one that
-    it may have, and after one that was cut."""
+    """The observations after all turns, and the verdict if the multi-turn rollout is over, whatever
+    the environment raises or returns. It is over after a turn without an observation, after the
+    last one that it may have, and after one that was cut."""
     texts, observations = tuple(transcript.texts), list[str]()
     for count in range(1, len(texts) + 1):
         observation: str | None = None
@@ -265,8 +265,8 @@ def rerun(environment: SplitEnvironment, task: Task, transcript: Transcript) -> 
 
 
 def _sendable(observation: object) -> bool:
-    """Check that a reply is text of a bounded length that every receiver can encode. No frame can
-    carry an object of a class derived from `str`, which may also deny its length."""
+    """Check that an observation is text of a bounded length that every receiver can encode. No
+    frame can carry an object of a class derived from `str`, which may also deny its length."""
     if type(observation) is not str or len(observation) > MAX_OBSERVATION_CHARS:
         return False
     return not any("\ud800" <= character <= "\udfff" for character in observation)

@@ -66,7 +66,7 @@ class Samples:
         self, group: RolloutGroup, prompt: str, observations: Sequence[Sequence[str]] = ()
     ) -> None:
         """Take in an own group. Its first answer is shown, whatever its reward; of a multi-turn
-        rollout all that was said, with the `replies` between its turns."""
+        rollout all that was said, with the `observations` between its turns."""
         rewards = group.claimed
         mixed = max(rewards) - min(rewards) > _EQUAL_WITHIN
         self._recent_groups.append((mixed, _mean(rewards), len(rewards), group.cut))

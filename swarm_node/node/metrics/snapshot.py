@@ -122,9 +122,8 @@ class PeerRow(msgspec.Struct, frozen=True):
 
     `address` is the other end of the direct link, "" without one. `bytes_in` and `bytes_out` count
     the payload of requests and replies since the start. `round_trip` is the shortest recent time
-    from a request to its reply, in seconds; None without a recent one. `why` says why there is no
-    connection, or why the peer is asked for nothing; None otherwise.
-    """
+    from a request to its reply, in seconds; None without a recent one. `reason` says why there is
+    no connection, or why the peer is asked for nothing; None otherwise."""
 
     peer_id: str
     version: int
@@ -205,8 +204,8 @@ class PeerRow(msgspec.Struct, frozen=True):
 
 
 class UnmetRow(msgspec.Struct, frozen=True):
-    """A member that this node heard of and has not met, and `why`. The other fields are as in
-    `PeerRow`; `name` is "" if nobody showed its certificate here. `addresses` are those that it
+    """A member that this node heard of and has not met, and the `reason`. The other fields are as
+    in `PeerRow`; `name` is "" if nobody showed its certificate here. `addresses` are those that it
     states."""
 
     peer_id: str
@@ -457,7 +456,7 @@ class TriedRow(msgspec.Struct, frozen=True):
 
 
 class PingReport(msgspec.Struct, frozen=True):
-    """One round trip to a peer. It took `seconds`, None without an answer; `why` then says the
+    """One round trip to a peer. It took `seconds`, None without an answer; `reason` then says the
     reason. `address` is the other end of a direct link. `via` is the relay, "" for a direct link,
     and `relay` its name for people."""
 

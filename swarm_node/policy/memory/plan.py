@@ -91,7 +91,7 @@ class Job:
 
     @property
     def longest(self) -> int:
-        """Tokens that may follow a prompt: all turns, and the replies between them."""
+        """Tokens that may follow a prompt: all turns, and the observations between them."""
         return self.turns * self.max_new_tokens + (self.turns - 1) * REPLY_TOKENS
 
     def described(self) -> str:

@@ -54,7 +54,7 @@ def check_groups(info: Talk, codec: Codec, sampling: Sampling) -> None:
 
 def turns_fit(codec: Codec, group: VerifiedGroup) -> bool:
     """Check that every row of a peer's multi-turn rollouts fits the model's positions: the prompt,
-    all turns in this model's tokens, and the replies between them."""
+    all turns in this model's tokens, and the observations between them."""
     batch = build_batch(
         [group],
         codec.encode_prompt,

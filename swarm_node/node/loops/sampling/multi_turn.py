@@ -1,7 +1,7 @@
-"""MultiTurn with the node's own policy, played turn by turn.
+"""Multi-turn rollouts with the node's own policy, played turn by turn.
 
 Every turn is a new request to the sampler, with all that was said before as its prompt. The
-environment observations in its scoring worker, which re-runs the multi-turn rollout from the
+environment answers in its scoring worker, which re-runs the multi-turn rollout from the
 model's texts. An answer to one question is a multi-turn rollout of one turn."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _UNHEARD = Rerun(is_over=False)
 @dataclass(slots=True, eq=False)
 class MultiTurnRollout:
     """A multi-turn rollout with the policy, one of those that begin with `request`: the turns that
-    it said, what it was told between them, and what the environment said last (`last_replay`), at
+    it said, what it was told between them, and what the environment said last (`last_rerun`), at
     the end its verdict."""
 
     ref: TaskRef
@@ -48,8 +48,8 @@ class MultiTurnRollout:
         )
 
     def add_rerun(self, rerun: Rerun) -> None:
-        """Take in what the environment says to the newest turn. Replies that the policy has read
-        stay: if they were others now, the environment is no pure function."""
+        """Take in what the environment says to the newest turn. Observations that the policy has
+        read stay: if they were others now, the environment is no pure function."""
         if (
             not rerun.fault
             and list(rerun.observations[: len(self.observations)]) != self.observations

@@ -74,9 +74,8 @@ class RolloutMaker:
         self._poor_start: Beginning | None = None
 
     async def make(self, count: int, deliver: Deliver) -> None:
-        """Complete and score `count` groups. `deliver` takes them, with their prompts,
-        rewards and replies, as soon as they are scored. The group's `claimed` are the rewards found
-        here.
+        """Complete and score `count` groups. `deliver` takes them, with their prompts, rewards and
+        observations, as soon as they are scored. The group's `claimed` are the rewards found here.
 
         Groups are left out if their prompt and the longest answers, or a multi-turn rollout of
         them, exceed the model's positions, so there may be fewer. The groups of interrupted tasks
@@ -198,7 +197,7 @@ class RolloutMaker:
                 self._tally.faults["prompt_too_long"] += 1
                 continue
             # Peers score a text on which the scorer fails as this node does, and re-run no
-            # multi-turn rollout in which a reply failed or a text ended the scoring worker.
+            # multi-turn rollout in which an observation failed or a text ended the scoring worker.
             local_groups.append(
                 self._own(
                     group,

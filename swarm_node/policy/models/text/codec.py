@@ -243,8 +243,8 @@ class Codec:
 
     def bridge(self, observation: str) -> tuple[int, ...]:
         """Token ids from the end token of a turn, which the model said itself, up to the place
-        where the next answer starts: `reply` and what the chat template puts around it. Everything
-        before them stays as it was read. The reply is encoded as plain text.
+        where the next answer starts: `observation` and what the chat template puts around it.
+        Everything before them stays as it was read. The observation is encoded as plain text.
 
         Raises:
             ModelError: the chat template cannot be continued, whatever the reply.
