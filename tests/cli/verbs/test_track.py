@@ -199,7 +199,7 @@ def test_tensorboard_shows_answers_and_lineage_as_code(tmp_path: Path) -> None:
     (run,) = (tmp_path / "runs" / "team").iterdir()
     assert run.name.startswith("owner-")
     found = board.EventAccumulator(str(run)).Reload()
-    (shown,) = found.Tensors("answers/text_summary")
+    (shown,) = found.Tensors("completions/text_summary")
     (text,) = shown.tensor_proto.string_val
     html = markdown_to_safe_html(text)
     assert "<img" not in html
@@ -218,7 +218,7 @@ def test_wandb_keeps_a_run_in_the_group_of_its_swarm(
     monkeypatch.setenv("WANDB_SILENT", "true")
     _tracked(tmp_path / "home", tmp_path / "runs", "wandb")
     (run,) = (tmp_path / "runs" / "wandb").glob("offline-run-*")
-    (table,) = (run / "files" / "media" / "table").rglob("answers*.json")
+    (table,) = (run / "files" / "media" / "table").rglob("completions*.json")
     kept = json.loads(table.read_text())
     assert kept["columns"] == list(AnswerRow._fields)
     assert kept["data"][0][4] == HOSTILE

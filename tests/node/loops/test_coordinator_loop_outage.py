@@ -126,7 +126,7 @@ def _live(place: Path, monkeypatch: pytest.MonkeyPatch, *, kill: bool) -> Seen:
         )
         shown = outside.run(client._call("GET", "/members", api.MemberRows))
         presence = heartbeat(member, world.clock.wall(), f"/memory/p2p/{member.identity.peer_id}")
-        others = outside.run(client.introduce(api.Introduction(presence))).presences
+        others = outside.run(client.introduce(api.Introduction(presence))).peer_records
         for life in lives:
             life.cancel()
         await asyncio.wait(lives)

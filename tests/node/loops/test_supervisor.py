@@ -190,7 +190,7 @@ async def test_faults_of_every_loop_are_counted_and_told_and_all_loops_go_on(
     assert [name for name, each in calls.items() if each.left] == []
     assert [name for name, each in calls.items() if not each.worked] == []
     assert node.snapshot().faults[part] - before == 2 * len(hit)
-    lines = [line for line in told if line["event"].startswith("a loop of this node failed")]
+    lines = [line for line in told if line["event"].startswith("a loop failed")]
     assert sorted(line["loop"] for line in lines) == sorted(hit)
     assert all("in 1 s" in line["outcome"] for line in lines)
     node.stop()

@@ -77,9 +77,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("parts", "last", "level"),
     [
-        ({}, "of 16; ", "good"),
+        ({}, "of 16 completions right; ", "good"),
         # As many again where there is doubt, which is not enough here.
-        ({"score": "return 0.0"}, "0 of 32; 0", "warning"),
+        ({"score": "return 0.0"}, "0 of 32 completions right; 0", "warning"),
     ],
 )
 def test_what_the_model_answers_right_says_whether_it_can_learn(
@@ -160,8 +160,8 @@ def test_answers_that_were_cut_come_before_any_other_advice(
     [
         ({"payload": "random.random()"}, "derive", "other tasks"),
         ({"version": "random.random()"}, "version", "two processes"),
-        ({"score": "return random.random()"}, "score", "other rewards"),
-        ({"score": "return 7.0"}, "score", "32 answers"),
+        ({"score": "return random.random()"}, "score", "different rewards"),
+        ({"score": "return 7.0"}, "score", "32 completions"),
     ],
 )
 def test_what_peers_would_not_agree_on_is_found(
@@ -177,7 +177,7 @@ def test_what_peers_would_not_agree_on_is_found(
 @pytest.mark.parametrize(
     ("parts", "level", "texts", "remedies"),
     [
-        ({}, "good", ["10,000 draws", "no right"], ["", ""]),
+        ({}, "good", ["10,000 draws", "no reference"], ["", ""]),
         (
             {
                 "payload": "ref.seed % 500",
@@ -200,7 +200,7 @@ def test_what_peers_would_not_agree_on_is_found(
         (
             {"payload": "ref.seed % 50_000 if not __import__('time').sleep(0.002) else 0"},
             "good",
-            ["(cut off", "no right"],
+            ["(cut off", "no reference"],
             ["", ""],
         ),
     ],
@@ -262,10 +262,10 @@ class Talk:
     def render(self, task):
         return f"What is {task.payload}?"
 
-    def reply(self, task, said):
+    def observation(self, task, said):
         REPLY
 
-    def judge(self, task, said):
+    def reward(self, task, said):
         return float(len(said[-1]) % 2)
 
 def create():
@@ -298,8 +298,8 @@ def talked(name: str, model: Path) -> list[Said]:
     [
         ("return f'{len(said)} more'", "good", "one: at most 3"),
         ("return str(os.getpid())", "bad", "turn 1 "),
-        ("return 'x' * 2000", "bad", "failed (reply)"),
-        ("return 1 / 0", "bad", "(reply ZeroDivisionError)"),
+        ("return 'x' * 2000", "bad", "failed (observation)"),
+        ("return 1 / 0", "bad", "(observation ZeroDivisionError)"),
     ],
 )
 def test_dialogues_are_replayed_in_two_processes(

@@ -118,7 +118,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "template in time": (
         template("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"),
-        "used up its processor time",
+        "used up its CPU time",
     ),
     "template in words": (
         template("{% for i in range(99999) %}0123456789{% endfor %}"),
