@@ -169,4 +169,4 @@ def test_an_hour_without_the_coordinator_costs_no_update_and_a_minute_brings_the
     for row in killed.rows:
         assert row.introduced
         assert row.reported >= killed.back
-        assert row.updates > 20
+        assert row.steps > 20
