@@ -217,7 +217,7 @@ async def test_a_group_of_a_member_that_is_expelled_while_it_is_judged_is_not_ta
     await bob.publish(0)
     await alice.exchange.discovery.send_heartbeat(0, 20.0)
     await alice.list_some(8, 64)
-    judge = alice.verifier._judge
+    judge = alice.verifier._score_texts
 
     async def meanwhile(ref: TaskRef, texts: Sequence[str], author: str) -> Any:
         now = SYSTEM_CLOCK.wall()
@@ -225,7 +225,7 @@ async def test_a_group_of_a_member_that_is_expelled_while_it_is_judged_is_not_ta
         alice.members.obey(revocations(1, now, now + 60, [key]))
         return await judge(ref, texts, author)
 
-    alice.verifier._judge = meanwhile
+    alice.verifier._score_texts = meanwhile
     assert await alice.pull() == []
 
 

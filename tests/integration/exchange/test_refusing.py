@@ -101,12 +101,12 @@ async def test_a_well_signed_body_that_is_no_group_is_refused(
 async def test_a_group_that_ended_its_judge_is_refused(
     network: MemoryNetwork, mallory: Side, bob: Side
 ) -> None:
-    judge = bob.verifier._judge
+    judge = bob.verifier._score_texts
 
     async def dies(*arguments: Any) -> Any:
         return replace(await judge(*arguments), loss_reason="crashed")
 
-    bob.verifier._judge = dies
+    bob.verifier._score_texts = dies
     await mallory.publish(0)
     assert await bob.fetch() == []
     assert bob.rejected["scoring"] == 1
@@ -117,13 +117,13 @@ async def test_a_group_that_ended_its_judge_is_refused(
 async def test_a_group_that_this_node_could_not_judge_blames_nobody_and_is_judged_later(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
-    judge = bob.verifier._judge
+    judge = bob.verifier._score_texts
 
     async def killed_once(*arguments: Any) -> Any:
-        bob.verifier._judge = judge
+        bob.verifier._score_texts = judge
         return replace(await judge(*arguments), unscored="killed")
 
-    bob.verifier._judge = killed_once
+    bob.verifier._score_texts = killed_once
     await alice.publish(0)
     assert len(await bob.fetch()) == 1
     assert bob.rejected == {"unscored": 1}
@@ -135,13 +135,13 @@ async def test_a_group_that_this_node_could_not_judge_blames_nobody_and_is_judge
 async def test_texts_that_make_the_judge_sleep_are_useless_and_not_pulled_again(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
-    judge, calls = bob.verifier._judge, []
+    judge, calls = bob.verifier._score_texts, []
 
     async def sleeps(*arguments: Any) -> Any:
         calls.append(arguments)
         return replace(await judge(*arguments), loss_reason="asleep")
 
-    bob.verifier._judge = sleeps
+    bob.verifier._score_texts = sleeps
     await alice.publish(0)
     for _ in range(3):
         assert await bob.fetch() == []
@@ -158,7 +158,7 @@ async def test_a_task_too_slow_for_this_machine_cuts_nobody_off(
     async def slow(*arguments: Any) -> Any:
         raise SlowTaskError("it took too long", 10.0)
 
-    bob.verifier._judge = slow
+    bob.verifier._score_texts = slow
     await alice.publish(0)
     assert await bob.fetch() == []
     assert bob.rejected == {"slow_task": 1}
@@ -232,7 +232,7 @@ async def test_groups_much_longer_or_larger_than_ones_own_are_refused(
 ) -> None:
     judged: list[TaskRef] = []
     judge = bob.environment.score
-    bob.verifier._judge = lambda ref, texts: judged.append(ref) or judge(ref, texts)
+    bob.verifier._score_texts = lambda ref, texts: judged.append(ref) or judge(ref, texts)
     group = (await mallory.group(["1", "2"])).group
     await announce_changed(mallory, change(group))
     assert await bob.fetch() == []
