@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 
 import pytest
+from cpu_time import within
 
 from swarm_node.environments.mathematics.equality import equal
 
@@ -467,7 +468,7 @@ def test_another_answer(answer: str, right: str) -> None:
 
 @pytest.mark.parametrize("right", ["42", "1, 2, 3", "x^2 + \\sqrt{2}"])
 def test_senseless_and_deep_answers_cost_little(right: str) -> None:
-    """Each takes some milliseconds; the bound is for a machine that is busy beside."""
+    """Each takes some milliseconds."""
     assert equal("1 + x", "x + 1")  # imports what it needs
     parts = [
         "(",
@@ -487,6 +488,4 @@ def test_senseless_and_deep_answers_cost_little(right: str) -> None:
     ]
     for part in parts:
         for text in (part * (1024 // len(part)), part * (4096 // len(part))):
-            begun = time.process_time()
-            assert not equal(text, right), part
-            assert time.process_time() - begun < 0.5, part
+            assert not within(0.5, partial(equal, text, right), part), part
