@@ -159,7 +159,7 @@ def scale(
             ACCOUNT.set(account)
             networks = [swarm.network for swarm in swarms[account]]
             byte_count = sum(n.bytes_sent.total() + n.bytes_received.total() for n in networks)
-            return byte_count, loop.spent()
+            return byte_count, loop.spent_seconds()
 
         await asyncio.sleep(2 * MINUTE)
         start_usage = {account: taken(account) for account in swarms}

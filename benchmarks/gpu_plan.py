@@ -211,7 +211,7 @@ def described(shape: Any, fit: Any, new: int) -> tuple[int, int, str]:
     from swarm_node.policy.memory.footprint import footprint
 
     if fit.plan is not None:
-        return fit.plan.total, fit.plan.rows, fit.plan.described()
+        return fit.plan.total, fit.plan.rows, fit.plan.describe()
     options = {"rows": ROWS, "max_new_tokens": new, "one_base": fit.shares_base}
     parts = footprint(shape, fit.training, device="cpu", **options)
     return parts.total(), ROWS, f"CPU, LoRA rank {fit.training.lora_rank}"

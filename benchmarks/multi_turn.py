@@ -35,7 +35,7 @@ from swarm_node.environments.scores import Rerun
 from swarm_node.environments.splits.seeds import held_out_seed, task_seed
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript
-from swarm_node.node.loops.sampling.multi_turn import MultiTurnRollout, Player, joined
+from swarm_node.node.loops.sampling.multi_turn import MultiTurnRollout, Player, join_turns
 from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.experience.batch import Batch, TrainRow, build_batch
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
@@ -189,7 +189,7 @@ class Learner:
         group = RolloutGroup(
             ref,
             replace(self._model.policy, version=version),
-            tuple(joined(rollout.turns) for rollout in rollouts),
+            tuple(join_turns(rollout.turns) for rollout in rollouts),
             rewards,
         )
         observations = tuple(tuple(rollout.observations) for rollout in rollouts)

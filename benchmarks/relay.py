@@ -51,7 +51,9 @@ async def serve(place: Path, begin: int, count: int) -> None:
     await end.reaching.start()
     print(end.reaching.addresses()[0], end.inner.daemon_pid, flush=True)
     await asyncio.to_thread(sys.stdin.read)
-    print(end.reaching.carried.requests, end.reaching.carried.bytes, flush=True)
+    print(
+        end.reaching.forwarding_figures.requests, end.reaching.forwarding_figures.bytes, flush=True
+    )
     await end.reaching.stop()
 
 
@@ -104,12 +106,12 @@ async def measure(
     meet(swarm, ends, range(count + 1), address)
     for end in ends:
         await end.reaching.start()
-        while not end.reaching.relays.kept():
+        while not end.reaching.relays.relay_addresses():
             await end.reaching.keep()
     pairs = list(zip(ends[::2], ends[1::2], strict=True))
     for client, server in pairs:
-        addresses = circuit.stated(server.reaching.addresses())
-        assert await client.reaching.dial(circuit.completed(addresses, server.peer_id)) == 1
+        addresses = circuit.state_addresses(server.reaching.addresses())
+        assert await client.reaching.dial(circuit.complete_circuits(addresses, server.peer_id)) == 1
     relay_id = Identity.from_seed(bytes(32)).peer_id
     (client, server), asker = pairs[0], ends[0]
     direct_ms, relayed_ms = await pings(asker, relay_id), await pings(client, server.peer_id)

@@ -77,14 +77,16 @@ async def run_arm(
         delivered_jobs.append(job)
 
     await partial_rollouts.gather(TARGET, tasks.draw, deliver)  # warms up; not counted
-    start_tokens = tokens_of(delivered_jobs) + tokens_of(partial_rollouts.interrupted)
+    start_tokens = tokens_of(delivered_jobs) + tokens_of(partial_rollouts.interrupted_groups)
     start_groups = len(delivered_jobs)
     core = psutil.Process((await sampler.stats())["core"])
     start, core_seconds = time.perf_counter(), sum(core.cpu_times()[:2])
     for _ in range(calls):
         await partial_rollouts.gather(TARGET, tasks.draw, deliver)
     seconds = time.perf_counter() - start
-    tokens = tokens_of(delivered_jobs) + tokens_of(partial_rollouts.interrupted) - start_tokens
+    tokens = (
+        tokens_of(delivered_jobs) + tokens_of(partial_rollouts.interrupted_groups) - start_tokens
+    )
     core_seconds = sum(core.cpu_times()[:2]) - core_seconds
     return tokens / seconds, tokens / core_seconds, (len(delivered_jobs) - start_groups) / seconds
 

@@ -13,7 +13,7 @@ from coordinator.server import ADDRESS_FILE, TOKEN_FILE, AdminAddress
 from swarm_node.errors import NotRunningError, SwarmNodeError
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.wire.identity import read_private
-from swarm_node.page.entrance import Key, decoded
+from swarm_node.page.entrance import Key, decode_answer
 
 _Kind = TypeVar("_Kind")
 _SECONDS = 30.0
@@ -43,7 +43,7 @@ class AdminClient:
     async def withdraw(self, number: int) -> api.Codes:
         return await self._call("DELETE", f"/v1/codes/{number}", api.Codes)
 
-    async def trusted(self) -> api.Trusted:
+    async def fetch_trusted(self) -> api.Trusted:
         return await self._call("GET", "/v1/trusted", api.Trusted)
 
     async def trust(self, request: api.Trusted) -> api.Trusted:
@@ -69,15 +69,15 @@ class AdminClient:
             ):
                 raw = await response.content.read(api.MAX_ANSWER_BYTES)
                 if response.status != 200:
-                    raise SwarmNodeError(decoded(raw, api.Problem).detail)
-                return decoded(raw, kind)
+                    raise SwarmNodeError(decode_answer(raw, api.Problem).detail)
+                return decode_answer(raw, kind)
         except (ClientError, TimeoutError):
             raise NotRunningError(self._nobody()) from None
 
     def _place(self) -> str:
         """The beginning of its addresses."""
         try:
-            place = decoded((self._data / ADDRESS_FILE).read_bytes(), AdminAddress)
+            place = decode_answer((self._data / ADDRESS_FILE).read_bytes(), AdminAddress)
         except OSError:
             raise NotRunningError(self._nobody()) from None
         # It listens on all addresses in a container, which forwards this machine's loopback to it.

@@ -131,7 +131,7 @@ def list_codes(data: DataOption = _DATA) -> None:
     for row in reply.codes:
         is_over = row.withdrawn or not row.left or row.expires < time.time()
         state = "withdrawn" if row.withdrawn else "over" if is_over else "open"
-        tickets = [_held(ticket, row.holders.get(ticket, [])) for ticket in row.tickets]
+        tickets = [_describe_holders(ticket, row.holders.get(ticket, [])) for ticket in row.tickets]
         suffix = f"  gave {', '.join(tickets)}" if tickets else ""
         typer.echo(
             f"{row.id:>4}  {row.name:<32}  {row.left} of {row.uses} left  "
@@ -161,7 +161,7 @@ def trust(
 
     client = _admin(data)
     change = bool(who) or clear
-    request = client.trust(api.Trusted(who or [])) if change else client.trusted()
+    request = client.trust(api.Trusted(who or [])) if change else client.fetch_trusted()
     for name in asyncio.run(request).who:
         typer.echo(name)
 
@@ -207,7 +207,7 @@ def _admin(data: Path) -> AdminClient:
     return AdminClient(data)
 
 
-def _held(ticket: str, holders: list[str]) -> str:
+def _describe_holders(ticket: str, holders: list[str]) -> str:
     from swarm_node.p2p.wire.identity import short_id
 
     ids = " ".join(map(short_id, holders))

@@ -61,7 +61,7 @@ def trust(
     return {peer_id: float(shares[index]) for peer_id, index in place.items()}
 
 
-def rated(
+def rate_members(
     shares: Mapping[str, float],
     issuer: Mapping[str, str],
     ratings: Ratings,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from coordinator.introductions import Introductions
-from coordinator.reputation import rated, trust
+from coordinator.reputation import rate_members, trust
 from coordinator.routes import ExchangedGroups
 from coordinator.store import MAX_MEMBERS, Store, StoredMember
 from swarm_node.clock import Clock
@@ -117,7 +117,7 @@ class Service:
         raw = await self.store.run(self.store.last_batch)
         last = open_batch(raw or b"", self._swarm.swarm_id)
         self._last = None if isinstance(last, Rejected) else last
-        self._trusted_names = await self.store.run(self.store.trusted)
+        self._trusted_names = await self.store.run(self.store.trusted_keys)
         await self._weigh()
 
     async def authenticate(
@@ -281,7 +281,7 @@ class Service:
         """Data of the page: history after a row. The last part also has the members that reported
         last, by issuer in turn: keys of one ticket push nobody off the page."""
         history = await self.history(last_id, start_time, limit)
-        peers = [] if history.next else self._shown()
+        peers = [] if history.next else self._shown_members()
         rows = [row for peer in peers if (row := self._row(peer)) is not None]
         return api.Picture(
             swarm=self._swarm.name,
@@ -293,7 +293,7 @@ class Service:
             next=history.next,
         )
 
-    def _shown(self) -> list[str]:
+    def _shown_members(self) -> list[str]:
         """Return the members that reported last, by issuer in turn."""
         recent_ids = sorted(
             self._seen_times, key=lambda peer: self._report_times.get(peer, 0.0), reverse=True
@@ -302,7 +302,7 @@ class Service:
 
     def exchange(self) -> ExchangedGroups:
         """Return the groups between the members on the page."""
-        peers = self._shown()
+        peers = self._shown_members()
         place = {peer_id: number for number, peer_id in enumerate(peers)}
         rows = []
         for learner in peers:
@@ -317,7 +317,7 @@ class Service:
         """Return the log of what happened to members."""
         return self._events.report()
 
-    def trusted(self) -> api.Trusted:
+    def trusted_keys(self) -> api.Trusted:
         return api.Trusted(self._trusted_names)
 
     async def trust(self, request: api.Trusted) -> api.Trusted:
@@ -325,7 +325,7 @@ class Service:
         await self.store.run(self.store.trust, request.who)
         self._trusted_names = sorted(set(request.who))
         await self._weigh()
-        return self.trusted()
+        return self.trusted_keys()
 
     async def forget(self, peer_id: str) -> api.Forgotten:
         """Delete what a member reported."""
@@ -340,7 +340,7 @@ class Service:
         tickets."""
         member_ids: dict[str, list[str]] = {}
         for peer_id in sorted(self._seen_times):
-            if (membership := self._members.shown(peer_id)) is not None:
+            if (membership := self._members.presented_membership(peer_id)) is not None:
                 member_ids.setdefault(membership[0].admitted_by.hex(), []).append(peer_id)
         return member_ids
 
@@ -355,7 +355,7 @@ class Service:
         }
 
     def _row(self, peer_id: str) -> api.MemberRow | None:
-        membership = self._members.shown(peer_id)
+        membership = self._members.presented_membership(peer_id)
         if membership is None:
             return None
         member, status = membership
@@ -398,7 +398,7 @@ class Service:
         ratings = {rater: scores for rater, scores in self._ratings.items() if rater in issuer}
         trusted_ids = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted_names)}
         shares = await asyncio.to_thread(trust, ratings, issuer, trusted_ids)
-        self._reputation = rated(shares, issuer, ratings)
+        self._reputation = rate_members(shares, issuer, ratings)
 
     def _forget(self, peer_id: str) -> None:
         self._introductions.drop(peer_id)
@@ -420,7 +420,7 @@ class Service:
     def _watch(self, peer_id: str, *, is_present: bool, refusal_count: int = 0) -> None:
         """Log what happened to a member since the last look. `refusal_count` counts its groups that
         others refused for a fault of its own."""
-        membership = self._members.shown(peer_id)
+        membership = self._members.presented_membership(peer_id)
         if membership is None:
             return
         member, status = membership

@@ -125,7 +125,7 @@ class Api:
         self.request_counts: Counter[tuple[str, int]] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.refusals: Counter[str] = Counter()
-        self.app = web.Application(middlewares=[self._answered], client_max_size=api.MAX_BODY_BYTES)
+        self.app = web.Application(middlewares=[self._answer], client_max_size=api.MAX_BODY_BYTES)
         for route in routes:
             self.app.router.add_route(route.method, aiohttp_path(route.path), self._handler(route))
 
@@ -137,7 +137,7 @@ class Api:
             except SwarmNodeError as error:
                 _log.error("a request failed", operation=route.operation, error=str(error))
                 answer = Rejected("storage", "the coordinator cannot store this now")
-            response = answered(answer, refused_call=route.access == "member")
+            response = make_response(answer, refused_call=route.access == "member")
             rejection = answer.rejection if isinstance(answer, CallerRefused) else answer
             if isinstance(rejection, Rejected):
                 self.refusals[rejection.reason] += 1
@@ -156,9 +156,9 @@ class Api:
         caller = await self._caller(route, request, body)
         if isinstance(caller, Rejected):
             return CallerRefused(caller)
-        if caller is not None and not self._admitted(caller):
+        if caller is not None and not self._is_admitted(caller):
             return _TOO_MANY
-        checked_request = _decoded(route, request, body, caller)
+        checked_request = _decode_request(route, request, body, caller)
         if isinstance(checked_request, Rejected):
             return checked_request
         answer = self._operations[route.operation](checked_request)
@@ -174,7 +174,7 @@ class Api:
         now = self._clock.now()
         return self._addresses.take(self._address(request), now) and self._total_bucket.take(now)
 
-    def _admitted(self, caller: Member) -> bool:
+    def _is_admitted(self, caller: Member) -> bool:
         """Check that this member and its issuer are within their rates, and count the request."""
         now = self._clock.now()
         return self._members.take(caller.peer_id, now) and self._issuers.take(
@@ -221,7 +221,7 @@ class Api:
         return site_of(text)
 
     @web.middleware
-    async def _answered(
+    async def _answer(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         """Make a problem of what goes wrong, and send the answer within its time."""
@@ -257,7 +257,7 @@ class CallerRefused:
     rejection: Rejected
 
 
-def answered(answer: Any, *, refused_call: bool) -> web.StreamResponse:
+def make_response(answer: Any, *, refused_call: bool) -> web.StreamResponse:
     """The response of an operation: a struct, its JSON, a text, or a refusal."""
     if isinstance(answer, CallerRefused):
         rejection = answer.rejection
@@ -297,7 +297,7 @@ async def _read(request: web.Request) -> bytes | Rejected:
         return Rejected("schema", printable(str(error)))
 
 
-def _decoded(
+def _decode_request(
     route: Route, request: web.Request, body: bytes, caller: Member | None
 ) -> CheckedRequest | Rejected:
     query = request.query

@@ -162,7 +162,7 @@ class _StudySwarm(swarm.Swarm):
         return self.scenario.nodes - len(self.scenario.hostile)
 
     @property
-    def counted(self) -> Sequence[SwarmMember]:
+    def counted_members(self) -> Sequence[SwarmMember]:
         return self.members[: self.scenario.counted]
 
     def figures(self) -> dict[str, Any]:
@@ -178,7 +178,7 @@ class _StudySwarm(swarm.Swarm):
             updates = member.node.snapshot().steps
             figures["weights_sent"] = samplers * updates * member.model.weight_bytes
         if isinstance(member.history, _TriggeredHistory):
-            attack = _attack(member, self.counted, member.history.said)
+            attack = _attack(member, self.counted_members, member.history.said)
             figures["attack"] = msgspec.to_builtins(attack)
         return figures
 

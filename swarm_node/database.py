@@ -44,14 +44,14 @@ class Database:
         """
         self._path = path
         self._lock = threading.RLock()
-        self._lock_fd = _locked(path) if exclusive else None
-        with self._explained():
+        self._lock_fd = _lock(path) if exclusive else None
+        with self._explain_errors():
             os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
             self._connection = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )
         try:
-            with self._explained():
+            with self._explain_errors():
                 self._prepare(tables, layout, program)
         except HomeError:
             Database.close(self)
@@ -59,7 +59,7 @@ class Database:
 
     def close(self) -> None:
         """Merge the write-ahead log into the file and close it."""
-        with self._lock, self._explained():
+        with self._lock, self._explain_errors():
             self._connection.close()
             if self._lock_fd is not None:
                 fcntl.flock(
@@ -91,12 +91,12 @@ class Database:
                 db.execute(f"PRAGMA user_version = {layout}")
 
     def _rows(self, query: str, *values: Any) -> list[Any]:
-        with self._lock, self._explained():
+        with self._lock, self._explain_errors():
             return self._connection.execute(query, values).fetchall()
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._lock, self._explained():
+        with self._lock, self._explain_errors():
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -107,7 +107,7 @@ class Database:
                 raise
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Turn errors of disk and database into `HomeError`, those that may pass into
         `StorageError`; errors of the caller pass through."""
         try:
@@ -181,7 +181,7 @@ def _objects_of(tables: str) -> set[tuple[str, str, str | None]]:
         return _objects(database)
 
 
-def _locked(path: Path) -> int:
+def _lock(path: Path) -> int:
     """Hold the file `.lock` beside a database for this process and return its descriptor.
 
     Raises:

@@ -59,7 +59,7 @@ class SwarmNodeError(Exception):
         super().__init__(f"{cause}: {advice.removesuffix(';')}" if advice else cause)
         self.cause, self.remedies = cause, remedies
 
-    def parted(self) -> tuple[str, str]:
+    def split_remedies(self) -> tuple[str, str]:
         """The cause, and the remedies in one line: those given apart, or else what follows the last
         colon. "" without any."""
         text = str(self)

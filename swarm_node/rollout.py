@@ -120,7 +120,7 @@ class Completion:
             raise ValueError(f"a rollout has at most {MAX_TURNS} turns")
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def turn_texts(self) -> tuple[str, ...]:
         """The texts of all turns."""
         return (*(turn.text for turn in self.earlier_turns), self.text)
 

@@ -149,7 +149,7 @@ class Side:
         """End every pause, for what is not about how long to leave a peer alone."""
         for peer in self.directory.live(SYSTEM_CLOCK.now(), float("inf")):
             peer.standing.left_until = 0.0
-            peer.retry.answered(0.0)
+            peer.retry.record_answer(0.0)
 
     async def pull(self) -> list[VerifiedGroup]:
         """Pull everything on offer."""

@@ -53,7 +53,7 @@ class SilentNetwork(MemoryNetwork):
     async def exchange(
         self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int
     ) -> bytes:
-        if self.running(target) is None or not self.linked(source.peer_id, target):
+        if self.running(target) is None or not self.is_linked(source.peer_id, target):
             await asyncio.sleep(OPEN_SECONDS)
             raise TransportError(f"{target} did not answer")
         return await super().exchange(source, target, protocol, payload, max_reply)
@@ -159,7 +159,9 @@ class LightNode:
             "transport": self.reaching,
             "rng": random.Random(f"probe {self.peer_id}"),
         }
-        self.reach.relays = lambda: [Relay(relay) for relay in self.reaching.relays.kept()]
+        self.reach.relays = lambda: [
+            Relay(relay) for relay in self.reaching.relays.relay_addresses()
+        ]
         asker = self.exchange.asker
         further = {}
         if knock is not None:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.config import Settings, load_settings
-from swarm_node.environments.extras import installed
+from swarm_node.environments.extras import installed_extras
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.workers.scoring_worker import Transcript, rerun
 from swarm_node.rollout import TaskRef
@@ -117,7 +117,9 @@ print(max(abs(one - next) for one, next in zip(numbers, numbers[1:])))
 
 
 @pytest.mark.slow(reason="runs each program of the exams")
-@pytest.mark.skipif("programs" not in installed(), reason="the extra programs is not installed")
+@pytest.mark.skipif(
+    "programs" not in installed_extras(), reason="the extra programs is not installed"
+)
 def test_the_exams_have_right_programs_and_a_wrong_one_may_be_mended() -> None:
     path = EXAMPLES / "exams.jsonl"
     environment = create_environment("programs", {"path": str(path), "turns": 2})

@@ -12,9 +12,9 @@ from swarm_node.rollout import MAX_TURNS, EarlierTurn
 
 def test_an_answer_is_a_dialogue_of_one_turn() -> None:
     answer = completion([5, 6], "x")
-    assert (answer.said, answer.ends) == (("x",), (2,))
+    assert (answer.turn_texts, answer.ends) == (("x",), (2,))
     talk = dialogue([("hi", [7, 8]), ("", [9]), ("ho", [7])])
-    assert (talk.said, talk.ends) == (("hi", "", "ho"), (2, 3, 4))
+    assert (talk.turn_texts, talk.ends) == (("hi", "", "ho"), (2, 3, 4))
 
 
 @pytest.mark.parametrize("ends", [(0,), (2,), (1, 1), (3,), (-1,)])
@@ -25,6 +25,6 @@ def test_a_turn_without_a_token_is_none(ends: tuple[int, ...]) -> None:
 
 def test_a_dialogue_has_at_most_sixteen_turns() -> None:
     turns = [("x", [5])] * MAX_TURNS
-    assert len(dialogue(turns).said) == 16
+    assert len(dialogue(turns).turn_texts) == 16
     with pytest.raises(ValueError, match="16 turns"):
         dialogue([*turns, ("x", [5])])

@@ -29,7 +29,9 @@ async def sized(peer: str, payload: bytes) -> bytes:
 
 async def dial_stated(one: ReachingTransport, other: ReachingTransport) -> int:
     """Let `one` dial `other` at what it states of itself, as a greeting does."""
-    return await one.dial(circuit.completed(circuit.stated(other.addresses()), other.peer_id))
+    return await one.dial(
+        circuit.complete_circuits(circuit.state_addresses(other.addresses()), other.peer_id)
+    )
 
 
 @contextlib.asynccontextmanager

@@ -11,7 +11,7 @@ from swarm_node.errors import SwarmNodeError
 from swarm_node.program.caches import settle_caches
 
 
-def _settled(context: typer.Context, home: Path | None) -> Path | None:
+def _settle_caches(context: typer.Context, home: Path | None) -> Path | None:
     """Settle the caches of a command, once its data directory is known and before it imports
     anything. What it says of other commands will name the data directory, too."""
     if home is not None:
@@ -22,7 +22,9 @@ def _settled(context: typer.Context, home: Path | None) -> Path | None:
 
 HomeOption = Annotated[
     Path | None,
-    typer.Option("--home", envvar="SWARM_NODE_HOME", help="The data directory.", callback=_settled),
+    typer.Option(
+        "--home", envvar="SWARM_NODE_HOME", help="The data directory.", callback=_settle_caches
+    ),
 ]
 ConfigOption = Annotated[
     Path | None,

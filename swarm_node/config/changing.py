@@ -11,7 +11,7 @@ from typing import Any
 
 import tomlkit
 
-from swarm_node.config.sources import key_parts, read_toml, text_of, validated
+from swarm_node.config.sources import key_parts, read_toml, text_of, validate
 from swarm_node.durable import replace_like
 from swarm_node.errors import ConfigError
 
@@ -29,19 +29,19 @@ def change_file(path: Path, changes: Mapping[str, Any]) -> None:
         new_values = read_toml(text, path)
         document = tomlkit.parse(text)
         for key, value in changes.items():
-            _put(new_values, key, value)
-            _put(document, key, value)
+            _set_value(new_values, key, value)
+            _set_value(document, key, value)
         new_text = tomlkit.dumps(document)
         if read_toml(new_text, path) != new_values:
             raise ConfigError(f"{path} cannot be changed without loss: edit it by hand")
-        validated(new_values)
+        validate(new_values)
         try:
             replace_like(path, new_text.encode())
         except OSError as error:
             raise _unwritable(path, error) from error
 
 
-def _put(place: MutableMapping[str, Any], key: str, value: Any) -> None:
+def _set_value(place: MutableMapping[str, Any], key: str, value: Any) -> None:
     *tables, last = key_parts(key)
     for table in tables:
         place = place.setdefault(table, {})

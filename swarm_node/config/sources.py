@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from swarm_node.config.model import Settings, accepted, default_home, settings_keys
+from swarm_node.config.model import Settings, default_home, describe_values, settings_keys
 from swarm_node.config.remembered import (
     ONE_START,
     UNWRITABLE,
@@ -76,7 +76,7 @@ class Sources:
         Raises:
             ConfigError: see `load`.
         """
-        return self._home(self._given(text_of(self.file)))
+        return self._home(self._given_sources(text_of(self.file)))
 
     def load(self) -> Settings:
         """Read and merge them now.
@@ -86,12 +86,12 @@ class Sources:
                 names it.
         """
         merged_values: dict[str, Any] = {}
-        layers = self._named(text_of(self.file))
+        layers = self._named_sources(text_of(self.file))
         for _, values in layers:
             _merge(merged_values, values)
         if self.with_home:
             self._check_remembered(layers)
-        return validated(merged_values)
+        return validate(merged_values)
 
     def origins(self) -> dict[str, str]:
         """The source that decides each key, for keys other than the default: the home, the file,
@@ -100,7 +100,7 @@ class Sources:
         Raises:
             ConfigError: see `load`.
         """
-        layers = self._named(text_of(self.file))
+        layers = self._named_sources(text_of(self.file))
         return {key: source for source, values in layers for key in dotted_keys(values)}
 
     def overridden(self) -> dict[str, str]:
@@ -112,21 +112,21 @@ class Sources:
         """
         files, overrides = {HOME_SOURCE, str(self.file)}, dict[str, str]()
         weaker_keys: set[str] = set()
-        for source, values in self._named(text_of(self.file)):
+        for source, values in self._named_sources(text_of(self.file)):
             keys = set(dotted_keys(values))
             name = str(self.file.resolve()) if self.file and source == str(self.file) else source
             overrides |= dict.fromkeys(keys & weaker_keys, name)
             weaker_keys |= keys if source in files else set()
         return overrides
 
-    def remembered(self) -> dict[str, Remembered]:
+    def remembered_values(self) -> dict[str, Remembered]:
         """Return what the home has remembered so far and is in force beside the other sources: a
         settings file that is given now stands for all that came from one before.
 
         Raises:
             ConfigError: see `recall`.
         """
-        return self._recalled(self.home)
+        return self._read_remembered(self.home)
 
     def forget(self, keys: Sequence[str]) -> None:
         """Leave out what the home remembers of `keys`; `remember` lets it forget them.
@@ -138,7 +138,9 @@ class Sources:
         known_keys = sorted({*(key for key, _ in settings_keys()), *entries})
         for key in keys:
             if key not in known_keys:
-                raise ConfigError(f"--forget: unknown setting {key}", *_unknown(key, known_keys))
+                raise ConfigError(
+                    f"--forget: unknown setting {key}", *_suggest_names(key, known_keys)
+                )
         removed_keys = entries.keys() & set(keys)
         self.forgotten.update(removed_keys, _accepted_with(removed_keys))
 
@@ -150,20 +152,20 @@ class Sources:
             ConfigError, HomeError: it cannot be written.
         """
         home = self.home
-        removed_keys = recall(home).keys() - self._recalled(home).keys()
+        removed_keys = recall(home).keys() - self._read_remembered(home).keys()
         entries: dict[str, Remembered | None] = dict.fromkeys(removed_keys)
-        (_, in_file), *_, (_, flags) = self._given(text_of(self.file))
+        (_, in_file), *_, (_, flags) = self._given_sources(text_of(self.file))
         known_keys = {key for key, _ in settings_keys()} - ONE_START
         origins: tuple[tuple[Origin, Mapping[str, Any]], ...]
         origins = (("file", in_file), ("command line", flags))
         for origin, values in origins:
-            settings = validated({"home": home, **values})
+            settings = validate({"home": home, **values})
             keys = known_keys.intersection(dotted_keys(values))  # an empty table is none of them
             entries |= {key: Remembered(portable(settings, key), origin) for key in sorted(keys)}
         change_remembered(home, entries)
         self.forgotten.clear()  # what is set from now on is in force
 
-    def _recalled(self, home: Path) -> dict[str, Remembered]:
+    def _read_remembered(self, home: Path) -> dict[str, Remembered]:
         old_entries = recall(home)
         entries = {
             key: entry
@@ -182,32 +184,32 @@ class Sources:
         """The environment and its options by what the home remembers and, if `with_overrides`, by
         all that is stronger."""
         merged_values = _nest({key: entries[key].value for key in _TASKS if key in entries})
-        for _, values in self._given(text_of(self.file)) if with_overrides else ():
+        for _, values in self._given_sources(text_of(self.file)) if with_overrides else ():
             _merge(merged_values, {"environment": values.get("environment", {})})
-        settings = validated(merged_values)
+        settings = validate(merged_values)
         return [portable(settings, key) for key in _TASKS]
 
     def _check_remembered(self, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
         """Refuse what the home remembers and this release does not take, unless a stronger source
         decides the key."""
         stronger_keys = {key for _, values in layers[1:] for key in dotted_keys(values)}
-        for key, entry in self.remembered().items():
+        for key, entry in self.remembered_values().items():
             if key not in stronger_keys:
                 try:
-                    validated({"home": self.home, **_nest({key: entry.value})})
+                    validate({"home": self.home, **_nest({key: entry.value})})
                 except ConfigError as error:
                     helps = (*error.remedies, forgetting(self.home, [key]))
                     raise ConfigError(error.cause, *helps) from None
 
-    def _named(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
+    def _named_sources(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
         """(name of the source, nested values), the weakest source first."""
-        layers = self._given(text)
+        layers = self._given_sources(text)
         if not self.with_home:
             return layers
-        entries = self._recalled(self._home(layers))
+        entries = self._read_remembered(self._home(layers))
         return [(HOME_SOURCE, _nest({key: entry.value for key, entry in entries.items()})), *layers]
 
-    def _given(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
+    def _given_sources(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
         """As `_named`, without the home."""
         layers: list[tuple[str, Mapping[str, Any]]] = [(str(self.file), read_toml(text, self.file))]
         for key, value in _from_environ(self.environ).items():
@@ -217,7 +219,7 @@ class Sources:
 
     def _home(self, layers: Sequence[tuple[str, Mapping[str, Any]]]) -> Path:
         homes = [values["home"] for _, values in layers if "home" in values]
-        return validated({"home": homes[-1]}).home if homes else default_home()
+        return validate({"home": homes[-1]}).home if homes else default_home()
 
 
 def forgetting(home: Path, keys: Sequence[str]) -> str:
@@ -248,7 +250,7 @@ def set_remembered(home: Path, changes: Mapping[str, Any]) -> None:
         table = values.get("environment", {})
         if "options" in table:  # one of them is changed
             table["options"] = {**options_entry.value, **table["options"]}
-    settings = validated({"home": home, **values})
+    settings = validate({"home": home, **values})
     keys = keys_of(changes)
     for key in keys:
         if key in UNWRITABLE:
@@ -288,7 +290,7 @@ def parse_assignments(assignments: list[str]) -> dict[str, Any]:
     return values
 
 
-def validated(values: Mapping[str, Any]) -> Settings:
+def validate(values: Mapping[str, Any]) -> Settings:
     """Nested values as settings.
 
     Raises:
@@ -353,7 +355,8 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
             continue
         if variable not in by_variable:
             raise ConfigError(
-                f"unknown setting {variable}", *_unknown(variable, map(variable_of, known_keys))
+                f"unknown setting {variable}",
+                *_suggest_names(variable, map(variable_of, known_keys)),
             )
         texts[by_variable[variable]] = text
     return texts
@@ -363,7 +366,7 @@ def variable_of(key: str) -> str:
     return f"{ENV_PREFIX}{key.upper().replace('.', '__')}"
 
 
-def _unknown(name: str, candidates: Iterable[str]) -> list[str]:
+def _suggest_names(name: str, candidates: Iterable[str]) -> list[str]:
     """The remedies for an unknown setting."""
     return meant(name, candidates) or ["`swarm-node config` lists them all"]
 
@@ -418,18 +421,20 @@ def _refusal(error: ValidationError) -> ConfigError:
                 _TRUNCATED.format(key) if key in _TRUNCATIONS else f"unknown setting {key}"
             )
             helps = (
-                ["set sampling.temperature"] if key in _TRUNCATIONS else _unknown(key, known_keys)
+                ["set sampling.temperature"]
+                if key in _TRUNCATIONS
+                else _suggest_names(key, known_keys)
             )
         elif item["type"] == "value_error":  # which is a sentence of `model`
             causes[key], helps = f"{key}: {item['ctx']['error']}", []
         else:
-            value = "this" if key == "ticket" else _shown(item["input"])  # which is a secret
+            value = "this" if key == "ticket" else _format_value(item["input"])  # which is a secret
             causes[key] = f"{key}: {value} is not accepted"
-            helps = [f"{key} takes {accepted(key)}"]
+            helps = [f"{key} takes {describe_values(key)}"]
         remedies |= dict.fromkeys(helps)
     return ConfigError("; ".join(causes.values()), *remedies)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = value if isinstance(value, str) and value else json.dumps(value, default=str)
     return f"{text[:_SHOWN_CHARS]}…" if len(text) > _SHOWN_CHARS else text

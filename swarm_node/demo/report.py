@@ -117,14 +117,14 @@ def write_report(
     Raises:
         SwarmNodeError: the directory cannot be written.
     """
-    directory = _unused(directory)
+    directory = _unused_directory(directory)
     report = {"schema": SCHEMA, "seconds": round(seconds, 1), "nodes": nodes}
     path, size = save_json(report, directory), (4 * len(curves), 3.9)
     picture = directory / "learning.png"
     return [path, *save_picture(picture, size, lambda figure: _draw(figure, curves))]
 
 
-def _unused(directory: Path) -> Path:
+def _unused_directory(directory: Path) -> Path:
     """`directory`, or its first relative with a number that holds no report."""
     siblings = (directory.with_name(f"{directory.name}-{n}") for n in itertools.count(2))
     places = itertools.chain([directory], siblings)

@@ -56,7 +56,7 @@ DRILLS = DemoTasks(
 GAMES = DemoTasks("games", games.create().families, "tiny-talk", ("environment.name=games",))
 
 
-def pretrained(model: str) -> DemoTasks:
+def pretrained_tasks(model: str) -> DemoTasks:
     """Return the tasks of a demo of a pretrained `model`: small batches, because four nodes share
     the cores, and few measurements."""
     batch_settings = ("sampling.max_concurrent_groups=4", "experience.local=2")
@@ -88,7 +88,7 @@ def ground_of(environment: str, nodes: int, model: str | None = None) -> DemoTas
     if model not in (None, ground.model):
         if ground is not DRILLS:
             raise ConfigError(f"--model: the demo of {environment} is for {ground.model}")
-        ground = pretrained(model)
+        ground = pretrained_tasks(model)
     if nodes > len(ground.kinds):
         raise ConfigError(
             f"--nodes: {environment} has {len(ground.kinds)} families, and each node samples "

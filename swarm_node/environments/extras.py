@@ -31,7 +31,7 @@ EXTRAS: Final[Mapping[str, Extra]] = {
 }
 
 
-def installed() -> frozenset[str]:
+def installed_extras() -> frozenset[str]:
     """The environments of `EXTRAS` whose module is there."""
     return frozenset(name for name, extra in EXTRAS.items() if find_spec(extra.module))
 

@@ -239,7 +239,9 @@ class ProcessEnvironmentHost:
     async def render(self, refs: Sequence[TaskRef]) -> list[str]:
         async with self._turns["own"]:
             return list(
-                await self._derived(self._scoring_workers["own"], [_plain(ref) for ref in refs])
+                await self._derive_prompts(
+                    self._scoring_workers["own"], [_plain(ref) for ref in refs]
+                )
             )
 
     async def score(self, ref: TaskRef, texts: Sequence[str], origin: Whose = "own") -> GroupScores:
@@ -260,7 +262,7 @@ class ProcessEnvironmentHost:
                     seconds=result.seconds,
                 )
             prompt = await self._prompt(worker, ref)
-            verdicts = await self._answered(worker, ref, worker.score, sent_parts)
+            verdicts = await self._ask_for_derived_task(worker, ref, worker.score, sent_parts)
             seconds = SYSTEM_CLOCK.now() - start_time
         return replace(group_scores(prompt, parts, verdicts), seconds=seconds)
 
@@ -318,7 +320,7 @@ class ProcessEnvironmentHost:
                 reasons = result.blamed, result.unscored
                 return GroupRerun(result.prompt, reruns, *reasons, seconds=result.seconds)
             prompt = await self._prompt(worker, ref)
-            lines = await self._answered(worker, ref, worker.rerun, sent_parts)
+            lines = await self._ask_for_derived_task(worker, ref, worker.rerun, sent_parts)
             seconds = SYSTEM_CLOCK.now() - start_time
         return GroupRerun(prompt, reruns_of(parts, lines), seconds=seconds)
 
@@ -353,7 +355,7 @@ class ProcessEnvironmentHost:
 
     async def _prompt(self, worker: ScoringWorker, ref: TaskRef) -> str:
         try:
-            (prompt,) = await self._derived(worker, [_plain(ref)])
+            (prompt,) = await self._derive_prompts(worker, [_plain(ref)])
         except WorkerLostError as error:
             if error.reason == "derive":
                 raise SlowTaskError(
@@ -368,7 +370,9 @@ class ProcessEnvironmentHost:
             ) from error
         return prompt
 
-    async def _derived(self, worker: ScoringWorker, refs: Sequence[PlainRef]) -> tuple[str, ...]:
+    async def _derive_prompts(
+        self, worker: ScoringWorker, refs: Sequence[PlainRef]
+    ) -> tuple[str, ...]:
         for _ in range(OWN_TRIES - 1):
             try:
                 return await worker.derive(refs, self._derive_seconds)
@@ -377,7 +381,7 @@ class ProcessEnvironmentHost:
                     break
         return await worker.derive(refs, self._derive_seconds)  # one end is no evidence
 
-    async def _answered(
+    async def _ask_for_derived_task(
         self,
         worker: ScoringWorker,
         ref: TaskRef,
@@ -387,12 +391,12 @@ class ProcessEnvironmentHost:
         """The scoring worker's answers to own texts or multi-turn rollouts, for the task derived
         last. They are sent together. If that ends the scoring worker, they are sent one by one, and
         a text that ends it gets the reason in place of an answer."""
-        answers = await self._asked(worker, ref, ask, items, self._seconds(len(items)))
+        answers = await self._ask_worker(worker, ref, ask, items, self._seconds(len(items)))
         if isinstance(answers, list):
             return answers
         return await self._asked_singly(worker, ref, ask, items)
 
-    async def _asked(
+    async def _ask_worker(
         self,
         worker: ScoringWorker,
         ref: TaskRef,
@@ -428,7 +432,7 @@ class ProcessEnvironmentHost:
                 continue
             await self._prompt(worker, ref)
             seconds = self._seconds(len(items)) / len(items)
-            result = await self._asked(worker, ref, ask, [item], seconds)
+            result = await self._ask_worker(worker, ref, ask, [item], seconds)
             if isinstance(result, list):
                 answers.extend(result)
             else:

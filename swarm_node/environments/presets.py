@@ -18,7 +18,7 @@ from swarm_node.environments.registry import (
     factory_taking,
     require_environment,
 )
-from swarm_node.environments.splits.split import described
+from swarm_node.environments.splits.split import describe_version
 from swarm_node.environments.splits.splitting import Asking
 from swarm_node.environments.workers.processes import START_SECONDS, variables
 from swarm_node.errors import ConfigError, instead, words_of
@@ -71,7 +71,7 @@ class Tried(NamedTuple):
 def environment_name(name: str, version: str) -> str:
     """An environment as people know it, with its preset in place of a digest. One of another
     release says so."""
-    label, space, release = described(version).partition(" ")
+    label, space, release = describe_version(version).partition(" ")
     digest, *suffixes = label.split("+")  # of a system prompt and examples
     module = _with_presets(name)
     if module is not None:

@@ -53,10 +53,10 @@ def create_environment(name: str, options: Mapping[str, Any]) -> SplitEnvironmen
             it makes is no environment.
     """
     asking = Asking.of(options)
-    return SplitEnvironment(factory_taking(name, options)(**_own(options)), asking)
+    return SplitEnvironment(factory_taking(name, options)(**_own_options(options)), asking)
 
 
-def _own(options: Mapping[str, Any]) -> dict[str, Any]:
+def _own_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in Asking._fields}
 
 
@@ -69,7 +69,7 @@ def factory_taking(name: str, options: Mapping[str, Any]) -> Callable[..., Any]:
     """
     factory = factory_of(name)
     try:
-        inspect.signature(factory).bind(**_own(options))
+        inspect.signature(factory).bind(**_own_options(options))
     except TypeError as error:
         option_names = ", ".join([*inspect.signature(factory).parameters, *Asking._fields])
         raise ConfigError(
@@ -91,7 +91,7 @@ def factory_of(name: str) -> Callable[..., Any]:
             f"environment.name: {name[:80]!r} is a server, and no member can run it again",
             "name the class that it runs, as module:Class",
         )
-    return _adapted(_imported(name)) if ":" in name else _installed(name)
+    return _adapt_factory(_import_factory(name)) if ":" in name else _installed_factory(name)
 
 
 def require_environment(name: str, options: Mapping[str, Any]) -> None:
@@ -146,23 +146,23 @@ def _points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=GROUP))
 
 
-def _installed(name: str) -> Callable[..., Any]:
+def _installed_factory(name: str) -> Callable[..., Any]:
     for point in _points():
         if point.name == name:
-            return _loaded(name, point.load)
+            return _load_factory(name, point.load)
     raise unknown_name(name)
 
 
-def _imported(name: str) -> Callable[..., Any]:
+def _import_factory(name: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
 
     def load() -> Any:
         return getattr(importlib.import_module(module), attribute)
 
-    return _loaded(name, load)
+    return _load_factory(name, load)
 
 
-def _adapted(factory: Callable[..., Any]) -> Callable[..., Any]:
+def _adapt_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a class that is no factory of an environment but has `reset`: with `step` OpenEnv's,
     else TRL's."""
     if not inspect.isclass(factory) or hasattr(factory, "derive") or not hasattr(factory, "reset"):
@@ -177,7 +177,7 @@ def _adapted(factory: Callable[..., Any]) -> Callable[..., Any]:
     return partial(trl.create, factory)
 
 
-def _loaded(name: str, load: Callable[[], Any]) -> Callable[..., Any]:
+def _load_factory(name: str, load: Callable[[], Any]) -> Callable[..., Any]:
     try:
         factory = load()
     except (ImportError, AttributeError, ValueError) as error:

@@ -14,11 +14,11 @@ from swarm_node.config import load_settings
 from swarm_node.config.model import value_of
 from swarm_node.errors import ModelError
 from swarm_node.node.home.home import Home
-from swarm_node.node.metrics.curve import parted
+from swarm_node.node.metrics.curve import split_points
 from swarm_node.node.metrics.snapshot import Saved
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.gguf.directory import quantised
+from swarm_node.policy.models.gguf.directory import read_quantization
 from swarm_node.policy.models.hub import HubModel, hub_model, origin
 from swarm_node.policy.models.model import resolve
 from swarm_node.policy.training.checkpoints.export import newest_state, write_export
@@ -67,7 +67,7 @@ def export(
     model_dir = resolve(settings.model)
     public = _public_base(base, model_dir)
     state = newest_state(Home(settings.home).checkpoints, model_dir)
-    was = quantised(model_dir)
+    was = read_quantization(model_dir)
     base_name = str(public) if public else _cell(was.file if was else model_dir.name)
     model_settings = for_model(settings, ModelConfig.from_directory(model_dir))
     recipe = {key: value_of(model_settings, key) for key in _RECIPE}
@@ -179,8 +179,8 @@ def _cell(value: Any) -> str:
 
 def _curve(extra: Mapping[str, Any]) -> list[str]:
     """The node's eval reward over policy versions, as a section."""
-    node_state = _saved(extra)
-    points = parted(node_state.evals)[1] if node_state and node_state.evals else []
+    node_state = _read_saved(extra)
+    points = split_points(node_state.evals)[1] if node_state and node_state.evals else []
     if len(points) < 2:
         return []
     last = len(points) - 1
@@ -203,7 +203,7 @@ def _curve(extra: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _saved(extra: Mapping[str, Any]) -> Saved | None:
+def _read_saved(extra: Mapping[str, Any]) -> Saved | None:
     try:
         return msgspec.convert(extra, Saved)
     except msgspec.ValidationError:  # the checkpoint of a trainer without a node has none
@@ -211,7 +211,7 @@ def _saved(extra: Mapping[str, Any]) -> Saved | None:
 
 
 def _progress(extra: Mapping[str, Any]) -> list[str]:
-    node_state = _saved(extra)
+    node_state = _read_saved(extra)
     if node_state is None:
         return []
     groups = node_state.groups
@@ -220,7 +220,7 @@ def _progress(extra: Mapping[str, Any]) -> list[str]:
         "external groups"
     ]
     if node_state.evals:
-        _, points = parted(node_state.evals)
+        _, points = split_points(node_state.evals)
         first, last = points[0], points[-1]
         facts.append(f"eval reward: {first.reward:.3f} at first, {last.reward:.3f} at last")
         if last.train is not None:

@@ -45,7 +45,7 @@ async def serve_running(
     """
     place = Home(home or default_home())
     client = ControlClient(place.control_file)
-    model = (await client.served()).model
+    model = (await client.fetch_served()).model
     session = ClientSession(
         timeout=ClientTimeout(total=None, sock_connect=_BODY_SECONDS),
         connector=TCPConnector(limit=_CONNECTIONS),
@@ -62,13 +62,13 @@ class _Forward:
 
     def routes(self) -> list[web.RouteDef]:
         return [
-            web.get(MODELS, self._answered),
-            web.get(MODELS + "/{id:.+}", self._answered),
-            web.post(CHAT, self._answered),
-            web.post(TEXT, self._answered),
+            web.get(MODELS, self._answer),
+            web.get(MODELS + "/{id:.+}", self._answer),
+            web.post(CHAT, self._answer),
+            web.post(TEXT, self._answer),
         ]
 
-    async def _answered(self, request: web.Request) -> web.StreamResponse:
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await request.read()
@@ -88,7 +88,7 @@ class _Forward:
                 allow_redirects=False,
             ) as reply:
                 if reply.status != 401:
-                    return await _passed(request, reply)
+                    return await _pass_reply(request, reply)
         except (NotRunningError, HomeError) as error:
             return _error(503, str(error))
         except ClientError:
@@ -97,7 +97,7 @@ class _Forward:
         return _error(503, "the node does not answer: it stopped, or starts again")
 
 
-async def _passed(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
+async def _pass_reply(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
     headers = {name: reply.headers[name] for name in _HEADERS if name in reply.headers}
     response = web.StreamResponse(status=reply.status, headers=headers)
     try:

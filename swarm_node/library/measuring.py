@@ -123,7 +123,9 @@ async def measure(
                 check_groups(info, codec, sampling)
                 sampler = await open_sampler(policy, codec, placement, threads)
                 examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)
-                task_rewards = await _answered(examiner, task_refs, completions, policy, tell)
+                task_rewards = await _measure_answers(
+                    examiner, task_refs, completions, policy, tell
+                )
                 rows.append(_rates(policy, info, task_rewards, k or completions))
         finally:
             await environment.close()
@@ -161,7 +163,7 @@ def _chosen(rows: int, limit: int | None) -> Sequence[int]:
     return sorted(rng.sample(range(rows), limit))
 
 
-async def _answered(
+async def _measure_answers(
     examiner: Examiner,
     tasks: Sequence[TaskRef],
     answers: int,

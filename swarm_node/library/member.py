@@ -197,10 +197,10 @@ class SwarmMember:
         """Return the state of the member, in the form of a node's. `causes` and `findings` say why
         it may be alone. `steps` counts draws."""
 
-        async def taken(member: ProgramNode) -> Snapshot:
+        async def take_snapshot(member: ProgramNode) -> Snapshot:
             return member.snapshot()
 
-        return self._ask(taken)
+        return self._ask(take_snapshot)
 
     def peers(self) -> list[PeerRow]:
         """Return the peers that it knows: those of `status()`."""
@@ -227,14 +227,14 @@ class SwarmMember:
             if not structlog.is_configured():  # a program's own log stays as it is
                 set_up_logging(False, warnings_only=True, forwards=False)
             join_as_member(
-                load_settings(self._options), self._ticket, self._opened, self._start_event.set
+                load_settings(self._options), self._ticket, self._on_open, self._start_event.set
             )
         except BaseException as error:  # noqa: BLE001 - the caller's thread raises it
             self._error = error
         finally:
             self._start_event.set()
 
-    def _opened(self, member: ProgramNode, loop: asyncio.AbstractEventLoop) -> None:
+    def _on_open(self, member: ProgramNode, loop: asyncio.AbstractEventLoop) -> None:
         self._member, self._loop = member, loop
         if self._left.is_set():  # the caller waited no longer
             member.stop()
@@ -250,30 +250,30 @@ class SwarmMember:
         import asyncio
 
         if self._member is None or self._loop is None or not self._thread.is_alive():
-            raise self._ended()
+            raise self._end_error()
         coroutine = question(self._member)
         try:
             answer = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         except RuntimeError:  # the loop has been closed meanwhile
             coroutine.close()
-            raise self._ended() from None
+            raise self._end_error() from None
         try:
             while True:
                 try:
                     return answer.result(_LOOK_SECONDS)
                 except CancelledError:
-                    raise self._ended() from None
+                    raise self._end_error() from None
                 except FutureTimeoutError:
                     if answer.done():  # the answer's own error
                         raise
                     if not self._thread.is_alive():
-                        raise self._ended() from None
+                        raise self._end_error() from None
         except KeyboardInterrupt:
             if breaks:
                 answer.cancel()
             raise
 
-    def _ended(self) -> NotRunningError:
+    def _end_error(self) -> NotRunningError:
         if self._process != os.getpid():
             return NotRunningError(
                 f"the member in {self.home} runs in the process that made it, and this is a fork "

@@ -72,7 +72,7 @@ def pass_rate(values: Sequence[Sequence[float]], seed: int = 0) -> PassRate:
         low, high = wilson(mean, sum(map(len, values)))
         return PassRate(mean, low, high, "wilson")
     rng = np.random.default_rng(seed)
-    resampled = np.mean([_resampled(tasks, rng) for tasks in values], axis=0)
+    resampled = np.mean([_resample_means(tasks, rng) for tasks in values], axis=0)
     low, high = np.quantile(resampled, [0.025, 0.975])
     return PassRate(mean, float(low), float(high), "bootstrap")
 
@@ -88,7 +88,7 @@ def wilson(proportion: float, count: int) -> tuple[float, float]:
     return max(0.0, low), min(1.0, high)
 
 
-def _resampled(tasks: Sequence[float], rng: np.random.Generator) -> list[float]:
+def _resample_means(tasks: Sequence[float], rng: np.random.Generator) -> list[float]:
     """Means of tasks that were drawn again. Tasks of one value are drawn together, so that a
     million of them take no longer than a hundred."""
     values, counts = np.unique(np.asarray(tasks, np.float64), return_counts=True)

@@ -157,7 +157,7 @@ class RunningNode:
                 if progress is not None and line != last:
                     progress(line)
                 last = line
-                if _reached(shot, steps, reward):
+                if _has_reached(shot, steps, reward):
                     return shot
             if time.monotonic() >= deadline:
                 raise SlowNodeError(
@@ -170,7 +170,7 @@ class RunningNode:
         return elsewhere(lambda: asyncio.run(question))
 
 
-def _reached(shot: Snapshot, steps: int | None, reward: float | None) -> bool:
+def _has_reached(shot: Snapshot, steps: int | None, reward: float | None) -> bool:
     point = shot.evals[-1] if shot.evals else None
     has_steps = steps is None or shot.steps >= steps
     return has_steps and (reward is None or (point is not None and point.reward >= reward))

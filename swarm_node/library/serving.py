@@ -53,7 +53,7 @@ async def serve_stored(
     )
     try:
         async with listening(at or Endpoint(), server.routes(), node_home) as (url, key):
-            on_listening(ServedAt(url, key, server.served))
+            on_listening(ServedAt(url, key, server.served_model))
             try:
                 while True:
                     await guests.step()

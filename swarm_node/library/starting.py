@@ -29,7 +29,7 @@ from swarm_node.library.running import RunningNode
 from swarm_node.library.temporary import TemporaryHome
 from swarm_node.node.control.control import LEAVE_SECONDS
 from swarm_node.process import ended_by
-from swarm_node.process.leader import led
+from swarm_node.process.leader import child_command
 from swarm_node.program.commands import printable
 
 #: An inference engine takes long to import and start.
@@ -113,7 +113,7 @@ class StartedNode(RunningNode):
         by_input = isinstance(ticket, str)  # others would see a ticket among the arguments
         file = [f"--ticket-file={'-' if by_input else ticket}"] if ticket is not None else []
         self._process = subprocess.Popen(  # noqa: S603 - our own program; no shell reads it
-            led("-m", "swarm_node", "join", f"--home={self.home}", *file, *arguments),
+            child_command("-m", "swarm_node", "join", f"--home={self.home}", *file, *arguments),
             stdin=subprocess.PIPE if by_input else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -161,14 +161,14 @@ class StartedNode(RunningNode):
         if not self._end(timeout):
             raise SlowNodeError(f"the node had not left after {timeout:g} s, and was killed")
         if self._process.returncode:
-            raise self._ended()
+            raise self._end_error()
 
     def _until_running(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         while True:
             # Another node may run in this home: then this one ends, and says so.
             if self._process.poll() is not None:
-                raise self._ended()
+                raise self._end_error()
             with suppress(SwarmNodeError):  # it does not answer yet
                 shot = self.status()
                 if shot.state == "running" and self._client.pid() == self.pid:
@@ -184,7 +184,7 @@ class StartedNode(RunningNode):
         except NotRunningError:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_END_SECONDS if self._runs else 0.0)
-                raise self._ended() from None
+                raise self._end_error() from None
             raise
 
     def _end(self, timeout: float) -> bool:
@@ -203,7 +203,7 @@ class StartedNode(RunningNode):
             self._temp_home.cleanup()
         return left
 
-    def _ended(self) -> ChildError | MembershipError:
+    def _end_error(self) -> ChildError | MembershipError:
         self._reader.join(_LAST_SECONDS)
         code = self._process.returncode
         kind = MembershipError if code == NOT_ADMITTED else ChildError

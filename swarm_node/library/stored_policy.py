@@ -112,17 +112,17 @@ def stored_policies(
         newest_path = newest_valid(store)
         if newest_path is None:
             raise CheckpointError(f"no checkpoint under {store} any more", "try again")
-        return [_held(newest_path, model, hold)]
+        return [_hold_policy(newest_path, model, hold)]
     path = policy_directory(checkpoint, store)
     if (path / MANIFEST).is_file():
         is_in_store = path.parent.resolve() == store.resolve()
-        return [_held(path, model, hold) if is_in_store else _checkpoint(path, model)]
+        return [_hold_policy(path, model, hold) if is_in_store else _checkpoint(path, model)]
     if (path / "config.json").is_file():
         return [StoredPolicy(path.name, 0, resolve(str(path)))]
     raise no_policy(path, store)
 
 
-def _held(path: Path, model: Path, hold: Callable[[Path], Path]) -> StoredPolicy:
+def _hold_policy(path: Path, model: Path, hold: Callable[[Path], Path]) -> StoredPolicy:
     try:
         return _checkpoint(hold(path), model)
     except FileNotFoundError as error:

@@ -91,7 +91,7 @@ class Entrance:
         return page_pass in self._passes
 
 
-def decoded(raw: bytes, kind: type[_Answer]) -> _Answer:
+def decode_answer(raw: bytes, kind: type[_Answer]) -> _Answer:
     """Decode JSON that a program of this version sent or wrote.
 
     Raises:

@@ -19,11 +19,11 @@ from swarm_node.process.frames import (
     Cut,
     Drop,
     Failed,
-    framed,
+    make_frame,
     read_head,
     take_frame,
 )
-from swarm_node.process.leader import kill_group, led
+from swarm_node.process.leader import child_command, kill_group
 
 #: A child that dies closes its pipe a moment before or after its exit code is known.
 _LAST_SECONDS = 1.0
@@ -92,7 +92,7 @@ class Child:
         base_env = {name: text for name, text in os.environ.items() if self._inherit(name)}
         _, self._wire = await asyncio.get_running_loop().subprocess_exec(
             lambda: _Wire(self.name),
-            *led(*self._launch(), *arguments),
+            *child_command(*self._launch(), *arguments),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=None,
@@ -205,7 +205,7 @@ class _Wire(asyncio.SubprocessProtocol):
             ChildError: the body is too large.
         """
         try:
-            frame = framed(number, body)
+            frame = make_frame(number, body)
         except ValueError as error:
             raise ChildError(f"the {self.name} process cannot be asked: {error}") from error
         self._input.write(frame)
@@ -302,7 +302,7 @@ async def exchange(
         asyncio.IncompleteReadError, ConnectionError: the other end is gone.
         ValueError: the body is too large, or what came is; or that has another number.
     """
-    writer.write(framed(number, body))
+    writer.write(make_frame(number, body))
     await writer.drain()
     length, reply_number = read_head(await reader.readexactly(HEAD.size), max_bytes)
     if reply_number != number:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.process.leader import led
+from swarm_node.process.leader import child_command
 
 #: Seconds before one that ended is started again. It costs seconds of CPU time to start, and one
 #: that needs the network may be without it for hours.
@@ -40,7 +40,7 @@ class Companion:
         if self._process is not None:
             await asyncio.sleep(RESTART_SECONDS)
         self._process = process = await asyncio.create_subprocess_exec(
-            *led(*self._arguments), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
+            *child_command(*self._arguments), stdin=DEVNULL, stdout=DEVNULL, stderr=PIPE
         )
         assert process.stderr is not None, "a pipe was asked for"
         tail = b""

@@ -29,13 +29,13 @@ class Drop(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     """Stop the work on the request that has this frame's number, and do not answer it."""
 
 
-def framed(number: int, body: bytes) -> bytes:
+def make_frame(number: int, body: bytes) -> bytes:
     """One frame.
 
     Raises:
         ValueError: the body is larger than MAX_BODY_BYTES.
     """
-    return HEAD.pack(_bounded(len(body), MAX_BODY_BYTES), number) + body
+    return HEAD.pack(_check_length(len(body), MAX_BODY_BYTES), number) + body
 
 
 def read_head(head: bytes, max_bytes: int = MAX_BODY_BYTES) -> tuple[int, int]:
@@ -45,7 +45,7 @@ def read_head(head: bytes, max_bytes: int = MAX_BODY_BYTES) -> tuple[int, int]:
         ValueError: the body is larger than `max_bytes`.
     """
     length, number = HEAD.unpack(head)
-    return _bounded(length, max_bytes), number
+    return _check_length(length, max_bytes), number
 
 
 def take_frame(buffer: bytearray) -> tuple[int, bytes] | None:
@@ -65,7 +65,7 @@ def take_frame(buffer: bytearray) -> tuple[int, bytes] | None:
     return number, body
 
 
-def _bounded(length: int, max_bytes: int) -> int:
+def _check_length(length: int, max_bytes: int) -> int:
     if length > max_bytes:
         raise ValueError(f"a frame of {length} bytes is over the limit of {max_bytes}")
     return length

@@ -28,7 +28,7 @@ _ENDING_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
-def led(*arguments: str) -> list[str]:
+def child_command(*arguments: str) -> list[str]:
     """Return the command of a child of this process: the interpreter's `arguments`, tied to it."""
     return [sys.executable, "-I", "-S", os.path.abspath(__file__), str(os.getpid()), *arguments]
 

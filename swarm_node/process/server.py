@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.process.frames import HEAD, Cut, Drop, Failed, framed, read_head
+from swarm_node.process.frames import HEAD, Cut, Drop, Failed, make_frame, read_head
 
 _Request = TypeVar("_Request")
 
@@ -35,7 +35,7 @@ def answering(
         try:
             reply = handle(decoder.decode(body))
         except (SwarmNodeError, ValueError) as error:
-            reply = _failed(error)
+            reply = _failure(error)
         return msgspec.msgpack.encode(reply)
 
     return answer
@@ -62,7 +62,7 @@ def serve_frames(
         body = requests.read(length)
         if len(body) < length:
             return
-        replies.write(framed(number, answer(body)))
+        replies.write(make_frame(number, answer(body)))
         replies.flush()
 
 
@@ -110,7 +110,7 @@ class _Concurrent:
         try:
             request = self._decoder.decode(body)
         except ValueError as error:
-            _write(replies, number, _failed(error))
+            _write(replies, number, _failure(error))
             return
         task, stop_event = self._running_tasks.get(number, (None, None))
         match request:
@@ -133,7 +133,7 @@ class _Concurrent:
         try:
             reply = await self._handle(request, stop_event)
         except (SwarmNodeError, ValueError) as error:
-            reply = _failed(error)
+            reply = _failure(error)
         _write(replies, number, reply)
 
 
@@ -148,10 +148,10 @@ def _take_pipes() -> tuple[int, int]:
 
 def _write(replies: int, number: int, reply: msgspec.Struct) -> None:
     """Write one frame. It blocks, which keeps frames whole; the parent reads at once."""
-    view = memoryview(framed(number, msgspec.msgpack.encode(reply)))
+    view = memoryview(make_frame(number, msgspec.msgpack.encode(reply)))
     while view:
         view = view[os.write(replies, view) :]
 
 
-def _failed(error: Exception) -> Failed:
+def _failure(error: Exception) -> Failed:
     return Failed(type(error).__name__, str(error))

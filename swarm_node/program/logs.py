@@ -66,7 +66,7 @@ def as_text(_: object, __: str, event: _Event) -> str:
         event.pop(SENTENCE, None),
         event.pop("exception", ""),
     )
-    fields = " ".join(f"{key}={_shown(value)}" for key, value in event.items())
+    fields = " ".join(f"{key}={_format_value(value)}" for key, value in event.items())
     words = [timestamp[:19] + "Z", level.upper() if level != "info" else "", str(message)]
     line = " ".join(filter(None, [*words, fields if sentence is None else str(sentence)]))
     return "\n".join(map(printable, [line, *str(trace).splitlines()]))
@@ -87,7 +87,7 @@ def line_of(line: bytes, as_is: bool) -> str:
         return printable(text)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     text = str(value)
     return json.dumps(text, ensure_ascii=False) if " " in text or not text else text
 

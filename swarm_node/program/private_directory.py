@@ -124,7 +124,7 @@ class PrivateDirectory:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._failed("read", name, error) from error
+            raise self._storage_error("read", name, error) from error
         if len(data) > MAX_KEPT_BYTES:
             raise HomeError(f"{self.path / name} is too long", "restore it from a backup")
         content = content_of(data)
@@ -139,9 +139,9 @@ class PrivateDirectory:
         try:
             replace_private(self.path / name, with_head(data))
         except OSError as error:
-            raise self._failed("write", name, error) from error
+            raise self._storage_error("write", name, error) from error
 
-    def _failed(self, action: str, name: str, error: OSError) -> StorageError:
+    def _storage_error(self, action: str, name: str, error: OSError) -> StorageError:
         return StorageError(f"cannot {action} {self.path / name}: {error.strerror}")
 
     def in_use(self) -> bool:
@@ -162,9 +162,9 @@ class PrivateDirectory:
             HomeError: one does.
         """
         if self.in_use():
-            raise HomeError(self._used())
+            raise HomeError(self._use_path())
 
-    def _used(self) -> str:
+    def _use_path(self) -> str:
         return (
             f"a node is already running in {self.path}; see `swarm-node status`, "
             "or use another --home"
@@ -188,7 +188,7 @@ class PrivateDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise HomeError(self._used()) from error
+                raise HomeError(self._use_path()) from error
             if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 import structlog  # short commands, which import this module, rarely log
 

@@ -53,7 +53,7 @@ class RefusingGroup(TyperGroup):
         if narrow:
             self.context_settings = {**self.context_settings, "terminal_width": columns}
         for command in _and_below(self):
-            command.help = unwrapped(command.help or "")
+            command.help = unwrap_text(command.help or "")
             if narrow:
                 command.rich_markup_mode = None
                 continue
@@ -72,14 +72,14 @@ class RefusingGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except SwarmNodeError as error:
-            cause, *remedies = told(ctx.find_root().command.name or "", error, ctx.obj)
+            cause, *remedies = format_error(ctx.find_root().command.name or "", error, ctx.obj)
             typer.secho(cause, fg="red", err=True)
             for remedy in remedies:
                 typer.echo(remedy, err=True)
             raise typer.Exit(error.exit_code) from None
 
 
-def told(program: str, error: SwarmNodeError, home: Path | None) -> Iterator[str]:
+def format_error(program: str, error: SwarmNodeError, home: Path | None) -> Iterator[str]:
     """The cause of an error, and each of its remedies behind an arrow. On a terminal they wrap at
     its width, elsewhere each is one line. Commands in them name `home`."""
     columns = _columns(sys.stderr)
@@ -90,7 +90,9 @@ def told(program: str, error: SwarmNodeError, home: Path | None) -> Iterator[str
         # Others wrote some of it: a file of another machine, a peer, a coordinator.
         message = mark + "\n".join(map(printable, with_home(text, home).split("\n")))
         yield (
-            message if columns is None else wrapped(message, columns, "  " if mark == "→ " else "")
+            message
+            if columns is None
+            else wrap_text(message, columns, "  " if mark == "→ " else "")
         )
 
 
@@ -107,7 +109,7 @@ def _columns(stream: TextIO) -> int | None:
         return 80
 
 
-def wrapped(text: str, columns: int, indent: str = "") -> str:
+def wrap_text(text: str, columns: int, indent: str = "") -> str:
     """Break each line of a text between words, at `columns`. A longer word has a line of its own,
     which the terminal breaks. Further lines begin with `indent`."""
     from rich.cells import cell_len
@@ -164,7 +166,7 @@ def literal(text: str) -> str:
     return _MARKUP.sub(r"\\\g<0>", text)
 
 
-def unwrapped(text: str) -> str:
+def unwrap_text(text: str) -> str:
     """Join the lines of each paragraph of a docstring. One with an indented line stays."""
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(

@@ -61,7 +61,7 @@ class Scenario:
         if not 0 < self.speeds[0] <= self.speeds[1]:
             raise ConfigError("speeds are a range LO,HI of factors > 0")
 
-    def measured(self, index: int, entry: int) -> bool:
+    def is_measured(self, index: int, entry: int) -> bool:
         """Check that held-out reward of node `index` is measured after its round `entry`, if it is
         not the last."""
         return entry % self.eval_rounds == 0

@@ -229,7 +229,7 @@ class Swarm:
         return len(self.members)
 
     @property
-    def counted(self) -> Sequence[SwarmMember]:
+    def counted_members(self) -> Sequence[SwarmMember]:
         """The members that a report counts as nodes."""
         return self.members
 
@@ -253,11 +253,11 @@ class Swarm:
         history = member.history
         history.end_round(member.trainer.version)
         last = history.rounds == member.rounds
-        if (last or self.scenario.measured(member.index, history.rounds)) and history.curve:
-            start = self._loop.spent()
+        if (last or self.scenario.is_measured(member.index, history.rounds)) and history.curve:
+            start = self._loop.spent_seconds()
             await member.model.probe.load(weights, history.rounds)
             history.measure(await self._measure(member))
-            member.probe_seconds += self._loop.spent() - start
+            member.probe_seconds += self._loop.spent_seconds() - start
         if last:
             self._finish(member)
         self.end_round(member)
@@ -270,7 +270,7 @@ class Swarm:
         member.bytes_sent = self._network.bytes_sent[member.peer_id]
         member.bytes_received = self._network.bytes_received[member.peer_id]
         member.received_groups = member.history.accepted_groups
-        member.cpu_seconds = self._loop.spent() - member.probe_seconds
+        member.cpu_seconds = self._loop.spent_seconds() - member.probe_seconds
         self._finished_ids.add(member.peer_id)
 
     async def _measure(self, member: SwarmMember) -> EvalPoint:
@@ -326,7 +326,7 @@ class Swarm:
         return SwarmMember(index, peer_id, node, model, trainer, evaluator, history, speed, rounds)
 
     def _report(self) -> SimulationReport:
-        members = self.counted
+        members = self.counted_members
         histories = [member.history for member in members]
         models = list(dict.fromkeys(self._models))
         rounds = RoundFigures(

@@ -40,7 +40,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 class ChargingLoop(VirtualTimeLoop):
-    """A virtual clock whose `spent()` is the CPU time of one account's callbacks.
+    """A virtual clock whose `spent_seconds()` is the CPU time of one account's callbacks.
 
     A request over the in-memory network is answered in the caller's task, so the caller pays for
     serving it. In a swarm of equal nodes each node pays the same in the end."""
@@ -51,7 +51,7 @@ class ChargingLoop(VirtualTimeLoop):
         self._account_seconds: defaultdict[str, float] = defaultdict(float)
         super().__init__()
 
-    def spent(self) -> float:
+    def spent_seconds(self) -> float:
         """CPU seconds charged to the current account, up to now; for use in a callback or task."""
         return self._account_seconds[ACCOUNT.get()] + self._cpu() - self._callback_start
 
@@ -63,12 +63,12 @@ class ChargingLoop(VirtualTimeLoop):
     ) -> asyncio.Handle:
         """Schedule a callback. The ACCOUNT of its context pays for its CPU time."""
 
-        def charged() -> None:
+        def charge() -> None:
             self._callback_start = self._cpu()
             callback(*args)
             self._account_seconds[ACCOUNT.get()] += self._cpu() - self._callback_start
 
-        return super().call_soon(charged, context=context)
+        return super().call_soon(charge, context=context)
 
 
 class _NeverSleeps(selectors.DefaultSelector):

@@ -42,7 +42,7 @@ from swarm_node.p2p.wire import frames, groups, wire
 from swarm_node.p2p.wire.envelope import Kind, Opened, open_sealed, seal
 from swarm_node.p2p.wire.groups import MAX_GROUP_BYTES, pack_group, unpack_group
 from swarm_node.p2p.wire.identity import Identity
-from swarm_node.page.entrance import decoded
+from swarm_node.page.entrance import decode_answer
 from swarm_node.process import frames as pipes
 from swarm_node.rollout import (
     Completion,
@@ -348,7 +348,7 @@ def _probe_reply() -> FuzzTarget:
             )
             for peer, at in (("a", "11.0.0.2"), ("b", "2a01:2::1"), ("c", "192.168.1.2"))
         ]
-        reachability.found(said)
+        reachability.majority_addresses(said)
         for count in (1, 2, 3):
             judged = reachability.assess(said[:count], (4001,))
             if not (judged.text + judged.remedy).isprintable():
@@ -381,8 +381,8 @@ def _circuit() -> FuzzTarget:
         found = circuit.parse(text)
         if found is not None and str(found) != text:
             raise Defect(f"{text!r} is read as {found}")
-        completed = circuit.completed([text], ISSUER.peer_id)
-        circuit.dialled(completed)
+        completed = circuit.complete_circuits([text], ISSUER.peer_id)
+        circuit.dial_addresses(completed)
         circuit.reachable_first(completed)
         if sum(map(len, circuit.fit_heartbeat([text] * 9))) > wire.MAX_HEARTBEAT_ADDRESS_CHARS:
             raise Defect("a heartbeat that is too long")
@@ -398,7 +398,7 @@ def _handshake() -> FuzzTarget:
     genuine = Responder(NODE).second(dialled.first)
 
     def run(data: bytes) -> bool:
-        return copy(dialled).answered(data) is not None
+        return copy(dialled).prove_key(data) is not None
 
     return FuzzTarget("handshake", [genuine], run, signed=True)
 
@@ -421,7 +421,7 @@ def _hostile_handshake() -> FuzzTarget:
         return hostile.second(dialled.first)
 
     def run(data: bytes) -> bool:
-        return copy(dialled).answered(data) is not None
+        return copy(dialled).prove_key(data) is not None
 
     return FuzzTarget("handshake of a hostile end", [hostile.says], run, wrap=wrap)
 
@@ -706,7 +706,7 @@ def _pipe() -> FuzzTarget:
         return True
 
     seeds = [
-        pipes.framed(7, msgspec.msgpack.encode(body))
+        pipes.make_frame(7, msgspec.msgpack.encode(body))
         for body in (pipes.Failed("ValueError", "why"), pipes.Cut(), pipes.Drop())
     ]
     return FuzzTarget("pipe", seeds, run)
@@ -739,7 +739,7 @@ def _control() -> list[FuzzTarget]:
     def run(kind: Any) -> Callable[[bytes], bool]:
         def reads(data: bytes) -> bool:
             try:
-                decoded(data, kind)
+                decode_answer(data, kind)
             except SwarmNodeError:
                 return False
             return True

@@ -19,7 +19,7 @@ from swarm_node.errors import ConfigError, ModelError
 from swarm_node.node.home.home import Home
 from swarm_node.policy.models.hub import ALIASES
 from swarm_node.policy.models.model import require_model
-from swarm_node.program.terminal import told, wrapped
+from swarm_node.program.terminal import format_error, wrap_text
 
 #: Runs a command, and lists what it imported of what takes seconds.
 _IMPORTED = """
@@ -148,14 +148,14 @@ def test_the_help_of_plan_lists_every_short_name() -> None:
 def test_an_error_as_text_is_one_sentence_with_its_remedies() -> None:
     error = ConfigError("no tasks at x", "did you mean y?", "name a file", "or none")
     assert str(error) == "no tasks at x: did you mean y? name a file; or none"
-    assert error.parted() == ("no tasks at x", "did you mean y? name a file; or none")
-    assert ConfigError("cannot: mend it").parted() == ("cannot", "mend it")
-    assert ConfigError("cannot").parted() == ("cannot", "")
+    assert error.split_remedies() == ("no tasks at x", "did you mean y? name a file; or none")
+    assert ConfigError("cannot: mend it").split_remedies() == ("cannot", "mend it")
+    assert ConfigError("cannot").split_remedies() == ("cannot", "")
 
 
 def test_an_error_in_a_pipe_is_a_line_each_and_nothing_in_it_moves_a_cursor() -> None:
     error = ConfigError("peer said \x1b[2J " + "word " * 60, "try `swarm-node join`", "or \r none")
-    lines = [*told("swarm-node", error, Path("/data"))]
+    lines = [*format_error("swarm-node", error, Path("/data"))]
     assert len(lines) == 3
     assert all(line.isprintable() for line in lines)
     assert lines[1] == "→ try `swarm-node join --home /data`"
@@ -164,7 +164,7 @@ def test_an_error_in_a_pipe_is_a_line_each_and_nothing_in_it_moves_a_cursor() ->
 @pytest.mark.parametrize("columns", [20, 40, 80])
 def test_lines_on_a_terminal_break_between_words(columns: int) -> None:
     text = "swarm-node: no model at /a/very/long/path/that/has/no/blank: 模型 is not\nthere at all"
-    lines = wrapped(text, columns).split("\n")
+    lines = wrap_text(text, columns).split("\n")
     assert " ".join(lines).split() == text.split()
     assert all(len(line) <= columns or " " not in line for line in lines)
-    assert all(line.startswith("  ") for line in wrapped(text, columns, "  ").split("\n")[1:-1])
+    assert all(line.startswith("  ") for line in wrap_text(text, columns, "  ").split("\n")[1:-1])

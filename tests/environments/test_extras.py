@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from builders import ROOT
 
-from swarm_node.environments.extras import EXTRAS, installed, refusal
+from swarm_node.environments.extras import EXTRAS, installed_extras, refusal
 
 NEEDED = "environment.name: reasoning-gym is not installed"
 
@@ -98,7 +98,7 @@ def test_pins_of_the_refusal_are_those_of_the_project() -> None:
 
 
 def test_what_is_installed_is_found() -> None:
-    assert "reasoning_gym" in installed()
+    assert "reasoning_gym" in installed_extras()
 
 
 @pytest.mark.slow(reason="a process of its own imports the package")

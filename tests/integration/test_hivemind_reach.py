@@ -41,10 +41,10 @@ async def site(place: Path, relays: int = 2) -> AsyncGenerator[tuple[End, End, l
                     end.members.read_presence(swarm.presence(other.membership, 60.0, **relaying))
             one, two = hidden
             for end in hidden:
-                while len(end.reaching.relays.kept()) < 2:
+                while len(end.reaching.relays.relay_addresses()) < 2:
                     await end.reaching.keep()
             assert await one.told_of(two) == 1
-            assert not await one.inner.connected(two.peer_id)
+            assert not await one.inner.is_connected(two.peer_id)
             yield one, two, servers
     finally:
         for end in ends:
@@ -86,30 +86,33 @@ async def test_two_nodes_that_cannot_dial_each_other_exchange_over_a_relay(tmp_p
         assert await one.asks(two, SIZED, b"3000000") == bytes(3_000_000)
         replies = await asyncio.gather(*(one.asks(two, SIZED, b"100000") for _ in range(12)))
         assert replies == [bytes(100_000)] * 12
-        assert sum(relay.reaching.carried.requests for relay in relays) == 16
-        assert sum(relay.reaching.carried.bytes for relay in relays) > 4_200_000
+        assert sum(relay.reaching.forwarding_figures.requests for relay in relays) == 16
+        assert sum(relay.reaching.forwarding_figures.bytes for relay in relays) > 4_200_000
         for relay in relays:
             await circuits(relay, 0)
-        assert not await one.inner.connected(two.peer_id)
+        assert not await one.inner.is_connected(two.peer_id)
 
 
 async def test_when_a_relays_daemon_dies_the_other_serves_and_a_third_takes_its_place(
     tmp_path: Path,
 ) -> None:
     async with site(tmp_path, relays=3) as (one, two, relays):
-        kept = two.reaching.relays.kept()
+        kept = two.reaching.relays.relay_addresses()
         via = next(iter(one.reaching._ways[two.peer_id].relays))
         (lost,) = (relay for relay in relays if relay.peer_id == via)
         assert lost.inner.daemon_pid is not None
         began = time.monotonic()
         os.kill(lost.inner.daemon_pid, signal.SIGKILL)
         assert await one.asks(two) == one.peer_id.encode()
-        while set(two.reaching.relays.kept()) == set(kept) or len(two.reaching.relays.kept()) < 2:
+        while (
+            set(two.reaching.relays.relay_addresses()) == set(kept)
+            or len(two.reaching.relays.relay_addresses()) < 2
+        ):
             await two.reaching.keep()
             await asyncio.sleep(0.5)
         # Ten seconds on a machine with nothing else to do.
         assert time.monotonic() - began < 60
-        assert via not in two.reaching.relays.kept()
+        assert via not in two.reaching.relays.relay_addresses()
         assert await one.told_of(two) == 1
         assert await one.asks(two) == one.peer_id.encode()
 
@@ -127,9 +130,9 @@ async def test_an_asker_that_does_not_read_holds_little_and_is_given_up(
         await circuits(relay, 3)
         # Others are served meanwhile, and the relay holds no whole reply.
         assert await two.asks(one) == two.peer_id.encode()
-        assert relay.reaching.carried.bytes < 3 * 4_000_000
+        assert relay.reaching.forwarding_figures.bytes < 3 * 4_000_000
         await circuits(relay, 0)
-        assert relay.reaching.carried.bytes < 3 * 4_000_000
+        assert relay.reaching.forwarding_figures.bytes < 3 * 4_000_000
         for stream in stalled:
             await abort(stream)
         for number in range(80):  # more than a link is allowed to end early

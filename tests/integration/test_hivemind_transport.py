@@ -253,7 +253,7 @@ async def test_a_silent_link_is_cut_and_the_next_request_dials_anew(tmp_path: Pa
             assert await other.dial([through], PATIENT) == 1
             assert await other.heal([]) == "ok"
             proxy.half_open()
-            assert await other.connected(one.peer_id), "TCP says nothing"
+            assert await other.is_connected(one.peer_id), "TCP says nothing"
             assert await other.heal([]) == "cut"
             assert await other.request(one.peer_id, ECHO, b"x") == b"x"
             await proxy.close()
@@ -272,7 +272,7 @@ async def test_an_address_that_was_silent_is_dialled_as_soon_as_it_answers(
         addresses = one.addresses()
         assert await other.dial(addresses, PATIENT) == 1  # others are dialled without a look
         await one.stop()
-        while await other.connected(one.peer_id):
+        while await other.is_connected(one.peer_id):
             pass  # p2pd notices the closed socket a moment later
         connect = other._node.connect
         asked: list[str] = []

@@ -155,7 +155,7 @@ async def test_a_port_in_use_and_a_missing_package_are_refused_with_what_to_do(
         endpoint = one.addresses()[0].rpartition("/p2p/")[0]
         with pytest.raises(TransportError, match="cannot listen"):
             await transport(listen=[endpoint]).start()
-    monkeypatch.setattr(daemon, "installed", lambda: False)
+    monkeypatch.setattr(daemon, "is_installed", lambda: False)
     with pytest.raises(TransportError, match=r"\[libp2p\]"):
         await transport().start()
 
@@ -191,7 +191,7 @@ async def test_links_run_over_ipv6_too() -> None:
     one, other = transport(listen=["/ip6/::1/tcp/0"]), transport(listen=["/ip6/::1/tcp/0"])
     async with running(one, other):
         assert await other.dial(one.addresses(), PATIENT) == 1
-        assert await one.connected(other.peer_id)
+        assert await one.is_connected(other.peer_id)
         assert await one.request(other.peer_id, ECHO, b"x") == b"x"
 
 
@@ -213,10 +213,10 @@ async def test_a_node_dials_the_address_that_answered_before_where_a_link_has_en
             await other.request(one.peer_id, ECHO, b"cuts the link")
         one.sever(other.peer_id, 0.0)
         async with asyncio.timeout(60):
-            while await other.connected(one.peer_id):  # noqa: ASYNC110 - no event tells
+            while await other.is_connected(one.peer_id):  # noqa: ASYNC110 - no event tells
                 await asyncio.sleep(0.01)
         assert await other.request(one.peer_id, ECHO, b"x") == b"x"
-        assert await other.connected(one.peer_id)
+        assert await other.is_connected(one.peer_id)
 
 
 async def test_connections_of_a_few_places_that_say_nothing_keep_nobody_out() -> None:
@@ -237,7 +237,7 @@ async def test_nodes_of_both_stacks_ask_each_other(tmp_path: Path) -> None:
     for dials, dialled in ((one, other), (other, one)):
         async with running(one, other):
             await dials.dial(dialled.addresses())
-            assert await dials.connected(dialled.peer_id)
+            assert await dials.is_connected(dialled.peer_id)
             for asks, asked in ((one, other), (other, one)):
                 for size in (0, 1000, MAX_REQUEST_BYTES):
                     payload = random.Random(size).randbytes(size)

@@ -52,9 +52,9 @@ class Counts:
     def asks(self, caller: str) -> bool:
         return True
 
-    def sent(self, caller: str, size: int) -> None: ...
+    def charge_sent(self, caller: str, size: int) -> None: ...
 
-    def refused(self, caller: str) -> None: ...
+    def count_refused(self, caller: str) -> None: ...
 
     def broke(self, caller: str, rejection: Rejected) -> None: ...
 
@@ -119,9 +119,9 @@ async def honest(one: StreamTransport[Any], other: StreamTransport[Any]) -> Asyn
         assert await other.dial(one.addresses(), PATIENT) == 1
         for asks, asked in ((one, other), (other, one)):
             assert await asks.request(asked.peer_id, ECHO, b"before") == b"before"
-        at = await one.seen(other.peer_id)
+        at = await one.observed_address(other.peer_id)
         yield
-        assert await one.seen(other.peer_id) == at
+        assert await one.observed_address(other.peer_id) == at
         for asks, asked in ((one, other), (other, one)):
             assert await asks.request(asked.peer_id, ECHO, b"after") == b"after"
 

@@ -117,7 +117,7 @@ async def test_a_member_says_where_it_sees_its_caller_and_what_it_finds_there(
             raw = await caller.request(member.peer_id, PROBE, request)
             reply = wire.unpack(ProbeReply, raw, max_bytes=512)
             assert isinstance(reply, ProbeReply)
-            assert reply.seen == await member.seen(caller.peer_id)
+            assert reply.seen == await member.observed_address(caller.peer_id)
             assert abs(reply.wall_ms / 1000 - SYSTEM_CLOCK.wall()) < 60
             found: dict[int, Outcome] = {each.port: each.outcome for each in reply.outcomes}
             assert found == {

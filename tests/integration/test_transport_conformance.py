@@ -165,7 +165,7 @@ async def test_a_peer_is_known_by_its_id_and_its_address_while_a_link_is_open(
                     assert told.decode() == one.peer_id
         one, two, three = transports
         for observer, seen in ((one, two), (two, one)):
-            address = await observer.seen(seen.peer_id)
+            address = await observer.observed_address(seen.peer_id)
             assert address is not None
             kind, host, port = split_endpoint(address) or ("", "", 0)
             assert (kind, host) == ("ip4", "127.0.0.1")
@@ -174,11 +174,11 @@ async def test_a_peer_is_known_by_its_id_and_its_address_while_a_link_is_open(
             assert all(map(observer.connects_to, seen.addresses()))
         assert not one.connects_to(f"/ip4/192.0.2.2/tcp/1/p2p/{two.peer_id}")
         assert not one.connects_to("nonsense")
-        assert await one.seen(Identity.generate().peer_id) is None
+        assert await one.observed_address(Identity.generate().peer_id) is None
         await three.stop()
 
         async def gone() -> bool:
-            return await one.seen(three.peer_id) is None
+            return await one.observed_address(three.peer_id) is None
 
         await until(gone)
         assert three.peer_id not in one.links()

@@ -21,7 +21,7 @@ from swarm_node.environments.scores import Rerun
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript
-from swarm_node.node.loops.sampling.multi_turn import MultiTurnRollout, Player, joined
+from swarm_node.node.loops.sampling.multi_turn import MultiTurnRollout, Player, join_turns
 from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.model import resolve
@@ -176,7 +176,7 @@ def test_the_second_turn_is_sampled_from_the_derived_context_in_the_prefix_cache
     assert shortest >= 2 * BLOCK
     assert cached >= len(second) * (shortest // BLOCK * BLOCK)
     for dialogue in rollouts:
-        said, ends = joined(dialogue.turns), joined(dialogue.turns).ends
+        said, ends = join_turns(dialogue.turns), join_turns(dialogue.turns).ends
         row = TrainRow(
             prompt_ids=np.asarray(dialogue.request.prompt_ids, np.uint32),
             completion_ids=said.token_ids,

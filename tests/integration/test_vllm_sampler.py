@@ -548,13 +548,13 @@ def test_a_call_ends_with_its_target_and_the_rest_goes_on_in_the_next(bench: Ben
     async def body(_: VllmSampler) -> list[list[int]]:
         await partial_rollouts.gather(2, fresh, deliver)
         assert [job.ref.family for job in made] == ["short", "short"]
-        assert len(partial_rollouts.interrupted) == 2
-        kept = [job.rows[0].token_ids.tolist() for job in partial_rollouts.interrupted]
+        assert len(partial_rollouts.interrupted_groups) == 2
+        kept = [job.rows[0].token_ids.tolist() for job in partial_rollouts.interrupted_groups]
         await partial_rollouts.gather(2, none, deliver)
         return kept
 
     kept = bench.run(body)
-    assert not partial_rollouts.interrupted
+    assert not partial_rollouts.interrupted_groups
     assert [job.ref.family for job in made] == ["short", "short", "long", "long"]
     assert any(kept)
     for before, after in zip(kept, sorted(made[2:], key=lambda job: job.ref.seed), strict=True):
@@ -717,10 +717,10 @@ def test_an_engine_that_cannot_overlap_starts_in_turn_and_says_so(tmp_path: Path
 
     async def body() -> None:
         node = FallbackSampler(sampler, lambda: pytest.fail("the engine is given up"))
-        assert node.described == "vllm"
+        assert node.description == "vllm"
         try:
             await node.load(path, 0)
-            assert node.described.startswith("vllm (async")
+            assert node.description.startswith("vllm (async")
             (group,) = await node.sample([request(room=8)])
             assert largest_gap(model, request(room=8), group) < 1e-4
         finally:
@@ -731,7 +731,7 @@ def test_an_engine_that_cannot_overlap_starts_in_turn_and_says_so(tmp_path: Path
     assert sampler.faults == {"engine": 1}
     said = [entry for entry in logs if entry["event"] == "vLLM runs without async scheduling"]
     assert len(said) == 1
-    assert said[0]["reason"] in sampler.described
+    assert said[0]["reason"] in sampler.description
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_a_published_group_is_read_and_written_byte_for_byte(case: dict[str, Any
     assert header == GroupHeader(**place)
     for each, said in zip(group.completions, want["completions"], strict=True):
         turns = said["turns"]
-        assert each.said == tuple(turn["text"] for turn in turns)
+        assert each.turn_texts == tuple(turn["text"] for turn in turns)
         assert each.token_ids.tolist() == [token for turn in turns for token in turn["token_ids"]]
         assert each.logprobs.tolist() == [logp for turn in turns for logp in turn["logprobs"]]
         assert np.diff((0, *each.ends)).tolist() == [len(turn["logprobs"]) for turn in turns]
@@ -241,10 +241,10 @@ def test_a_datagram_is_read_as_published() -> None:
     raw, secret = bytes.fromhex(case["datagram"]), bytes.fromhex(case["secret"])
     lan = Lan(Identity.generate(), SWARM_ID, secret, SYSTEM_CLOCK)
     lan.datagram_received(raw[:-1] + bytes([raw[-1] ^ 1]), None)
-    assert lan.heard(60.0) == {}
+    assert lan.heard_presences(60.0) == {}
     lan.datagram_received(raw, None)
     peer = peer_id_of(bytes.fromhex(case["public_key"]))
-    assert lan.heard(60.0) == {peer: bytes.fromhex(case["presence"])}
+    assert lan.heard_presences(60.0) == {peer: bytes.fromhex(case["presence"])}
 
 
 @pytest.mark.slow(reason="a process of its own reads all vectors")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm_node.process.frames import HEAD, MAX_BODY_BYTES, framed, read_head, take_frame
+from swarm_node.process.frames import HEAD, MAX_BODY_BYTES, make_frame, read_head, take_frame
 
 FRAMES = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=40)), max_size=6)
 
@@ -13,7 +13,7 @@ FRAMES = st.lists(st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=40)), 
 def test_frames_come_out_as_they_went_in_however_they_are_cut(
     frames: list[tuple[int, bytes]], size: int
 ) -> None:
-    stream = b"".join(framed(number, body) for number, body in frames)
+    stream = b"".join(make_frame(number, body) for number, body in frames)
     buffer, taken = bytearray(), []
     for start in range(0, len(stream), size):
         buffer += stream[start : start + size]

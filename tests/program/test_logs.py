@@ -143,7 +143,7 @@ def test_without_a_terminal_the_start_and_the_end_are_lines(told: Told) -> None:
     screen = NodeProgress()
     with screen:
         screen.step("trainer")
-        screen.ended(Ended(6384, 0.84, True))
+        screen.show_end(Ended(6384, 0.84, True))
     first, last = (line.split("Z ")[1] for line in told.text().splitlines())
     assert first.endswith("part=trainer")
     assert last.startswith("stopped step 6,384 ")

@@ -58,7 +58,7 @@ def test_cpu_time_is_charged_to_the_account_of_a_task_and_its_children() -> None
                 next(ticks)
 
         await asyncio.gather(child(), child())
-        return loop.spent()
+        return loop.spent_seconds()
 
     loop = ChargingLoop(cpu=lambda: float(next(ticks)))
     try:

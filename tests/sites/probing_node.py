@@ -42,7 +42,7 @@ async def main(number: int, place: Path, listen: list[str], bootstrap: list[str]
         state_dir=place,
         rng=random.Random(number),
         bootstrap=bootstrap,
-        seen_addresses=lambda: node.reach.found(),
+        seen_addresses=lambda: node.reach.reachable_addresses(),
     )
     node = LightNode(place, SYSTEM_CLOCK, transport, membership, bootstrap, knock)
     node.start()

@@ -302,7 +302,7 @@ def published(task: TaskRef, completions: tuple[Completion, ...], turns: int) ->
                             "finish": "stop" if end < each.ends[-1] else each.finish.value,
                         }
                         for text, begin, end in zip(
-                            each.said, (0, *each.ends[:-1]), each.ends, strict=True
+                            each.turn_texts, (0, *each.ends[:-1]), each.ends, strict=True
                         )
                     ],
                     "spans": [[s.version, s.start, s.end] for s in each.spans],

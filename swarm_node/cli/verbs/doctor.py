@@ -111,10 +111,10 @@ def _show(findings: Sequence[Finding], facts: Facts | None) -> None:
     """Print findings, with the facts that they follow from as JSON."""
     if facts is not None:
         from swarm_node.cli.home import json_of
-        from swarm_node.node.preflight.facts_file import SCHEMA, stored
+        from swarm_node.node.preflight.facts_file import SCHEMA, stored_facts
 
         rows = [finding._asdict() for finding in findings]
-        typer.echo(json_of({"schema": SCHEMA, "checks": rows, "facts": stored(facts)}))
+        typer.echo(json_of({"schema": SCHEMA, "checks": rows, "facts": stored_facts(facts)}))
     else:
         from rich.console import Console
 
@@ -155,10 +155,10 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     from swarm_node.environments.presets import prompt_bytes, try_environment
     from swarm_node.node.home.home import Home
     from swarm_node.node.preflight.defaults import for_model
-    from swarm_node.node.preflight.doctor import Finding, examine, timed
+    from swarm_node.node.preflight.doctor import Finding, examine, with_product_times
     from swarm_node.node.preflight.facts import gather
     from swarm_node.node.preflight.right_answers import examine_rows
-    from swarm_node.node.start.admission import of_choice, refused
+    from swarm_node.node.start.admission import of_choice, refusing_findings
     from swarm_node.node.start.resolve_names import ticket_text
     from swarm_node.policy.models.model import of_hub
     from swarm_node.policy.planning.demand import Lengths
@@ -166,26 +166,26 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     home = Home(settings.home)
     home.check()
     if home.checkpoints.exists():
-        from swarm_node.node.start.derive import resumed  # imports torch
+        from swarm_node.node.start.derive import resume_adapters  # imports torch
 
-        settings = resumed(settings, home.checkpoints)
+        settings = resume_adapters(settings, home.checkpoints)
     shape, lengths = None, Lengths()
     problems: list[Finding] = []
     try:
         trial = try_environment(settings.environment.name, settings.environment.options)
-        problems += refused(of_choice(settings))
+        problems += refusing_findings(of_choice(settings))
         if trial.lists:
             rows = asyncio.run(examine_rows(settings.environment))
             problems += rows.findings
             trial = rows.completing(trial)
     except ConfigError as error:
         trial = None
-        problems.append(Finding("environment", "error", *error.parted()))
+        problems.append(Finding("environment", "error", *error.split_remedies()))
     try:
         shape = shape_of(settings.model)
     except ModelError as error:
         if of_hub(settings.model) is None:
-            problems.append(Finding("model", "error", *error.parted()))
+            problems.append(Finding("model", "error", *error.split_remedies()))
     if shape is not None:
         settings = for_model(settings, shape)
         problems += _of_gguf(settings.model)
@@ -196,7 +196,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     run, ticket = settings.run, ticket_text(settings)
     facts = gather(home, run.device, settings.network.listen, ticket, cards=run.trainer_processes)
     if shape is not None and not facts.is_running:
-        facts = timed(facts, settings, shape)
+        facts = with_product_times(facts, settings, shape)
     findings = examine(facts, settings, shape, lengths)
     if shape is None and any(finding.subject == "model" for finding in problems):
         # The finding says: after a download.
@@ -217,7 +217,7 @@ def _of_gguf(name: str) -> Iterator[Finding]:
 def _of_model(settings: Settings, trial: Tried, checkpoints: Path) -> Iterator[Finding]:
     """Report what a model that is here, and the newest checkpoint, are refused for."""
     from swarm_node.node.preflight.doctor import Finding
-    from swarm_node.node.start.admission import of_model, refused
+    from swarm_node.node.start.admission import of_model, refusing_findings
     from swarm_node.policy.models.model import Model, local, resolve
 
     if not local(settings.model):
@@ -225,9 +225,9 @@ def _of_model(settings: Settings, trial: Tried, checkpoints: Path) -> Iterator[F
     try:
         model = Model.read(settings.model, resolve(settings.model, notify=lambda _: None))
     except ModelError as error:
-        yield Finding("model", "error", *error.parted())
+        yield Finding("model", "error", *error.split_remedies())
     else:
-        yield from refused(of_model(settings, model, trial, checkpoints))
+        yield from refusing_findings(of_model(settings, model, trial, checkpoints))
 
 
 def find_reach(settings: Settings) -> list[Finding]:

@@ -58,7 +58,7 @@ def check(
     The reference answer of every row must score 1. What a model gets right tells whether it can
     learn there. `--set environment.options.KEY=VALUE` gives options."""
     flags = task_flags(name, None, None, question, answer, choices, accept)
-    base_settings = _named(model, flags, assign, config)
+    base_settings = _load_settings(model, flags, assign, config)
     from swarm_node.cli.home import show
     from swarm_node.cli.verbs.evaluating import progress
     from swarm_node.library.measuring import Progress
@@ -94,7 +94,7 @@ def check(
     raise typer.Exit(int(any(finding.level == "bad" for finding in findings)))
 
 
-def _named(
+def _load_settings(
     model: str, flags: dict[str, Any], assign: list[str] | None, config: Path | None
 ) -> Settings:
     """The settings. The model and the environment that they name are there.

@@ -102,11 +102,11 @@ def meant_peer(text: str, snapshot: Snapshot, known_as: Mapping[str, str]) -> tu
     Raises:
         SwarmNodeError: nobody, or more than one.
     """
-    from swarm_node.cli.views.peers_view import called, name_of
+    from swarm_node.cli.views.peers_view import display_names, name_of
     from swarm_node.node.members.lookup import SHORTEST
     from swarm_node.p2p.wire.identity import short_id
 
-    names = called(snapshot, known_as)
+    names = display_names(snapshot, known_as)
     rows: list[PeerRow | UnmetRow] = [*snapshot.peers, *snapshot.former, *snapshot.unmet]
     matches = {row.peer_id: None for row in rows if name_of(row, known_as) == text}
     end = text.removeprefix("…")

@@ -67,7 +67,7 @@ def plan(
     Try: swarm-node plan --model qwen2.5-1.5b --vram 12GB
     """
     memory = None if vram is None else parse_vram(vram)
-    settings = _named(model, assign, config)
+    settings = _load_settings(model, assign, config)
     from swarm_node.cli.views.plan_view import PlannedCard
     from swarm_node.environments.presets import prompt_bytes, try_environment
     from swarm_node.node.preflight.defaults import demand_of, for_model
@@ -92,7 +92,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def _named(model: str | None, assign: list[str] | None, config: Path | None) -> Settings:
+def _load_settings(model: str | None, assign: list[str] | None, config: Path | None) -> Settings:
     """The settings; what they name is there.
 
     Raises:
@@ -129,7 +129,7 @@ def shape_of(name: str) -> ModelConfig:
     Raises:
         ModelError: the model is neither known nor on this machine, or its config.json is unusable.
     """
-    from swarm_node.policy.models.by_transformers.config import examined
+    from swarm_node.policy.models.by_transformers.config import examine_directory
     from swarm_node.policy.models.gguf.directory import gguf_model
     from swarm_node.policy.models.gguf.file import is_gguf
     from swarm_node.policy.models.model import SHIPPED, no_model, of_hub, resolve
@@ -148,7 +148,7 @@ def shape_of(name: str) -> ModelConfig:
         )
     if name not in SHIPPED and not (path / "config.json").is_file():
         raise no_model(name, path)
-    return examined(resolve(name) if name in SHIPPED else path)
+    return examine_directory(resolve(name) if name in SHIPPED else path)
 
 
 def parse_vram(text: str) -> int:

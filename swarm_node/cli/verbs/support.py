@@ -62,16 +62,16 @@ def support_bundle(
     pass it on.
     """
     if out.exists():  # collecting takes seconds
-        raise _refused(out, "file exists")
+        raise _file_refusal(out, "file exists")
     place = chosen_home(home)
     secrets = known_secrets(place.path)
-    parts = {name: cleaned(part, secrets) for name, part in _collected(place, config)}
+    parts = {name: remove_secrets(part, secrets) for name, part in _collect_parts(place, config)}
     listing = "\n".join(f"{name}  {len(part)} bytes" for name, part in parts.items())
     parts["README.txt"] = _README.format(parts=listing).encode()
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise _refused(out, reason_of(error)) from error
+        raise _file_refusal(out, reason_of(error)) from error
     with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as z:
         for name, part in parts.items():
             z.writestr(name, part)
@@ -79,11 +79,11 @@ def support_bundle(
     typer.echo("It names peers and their addresses: read it before you pass it on.", err=True)
 
 
-def _refused(out: Path, reason: str) -> HomeError:
+def _file_refusal(out: Path, reason: str) -> HomeError:
     return HomeError(f"cannot make {out}: {reason}", "choose another --out")
 
 
-def _collected(place: Home, config: Path | None) -> Iterator[tuple[str, bytes]]:
+def _collect_parts(place: Home, config: Path | None) -> Iterator[tuple[str, bytes]]:
     """Name and bytes of each part. A part that cannot be collected says why."""
     makers: Mapping[str, Callable[[], Any]] = {
         "versions.json": _versions,
@@ -196,7 +196,7 @@ def _notations(secret: bytes) -> Iterable[bytes]:
     return (*forms, *escaped)
 
 
-def cleaned(part: bytes, secrets: Iterable[bytes]) -> bytes:
+def remove_secrets(part: bytes, secrets: Iterable[bytes]) -> bytes:
     """A part without these secrets, without tickets, and without the name of this user's data
     directory."""
     from swarm_node.p2p.membership.ticket import PREFIX

@@ -115,12 +115,12 @@ def config_view(keys: Sequence[SettingRow]) -> RenderableType:
         if key.name.partition(".")[0] != table and "." in key.name:
             lines.append("")
         table = key.name.partition(".")[0]
-        parts = [f"{key.name:31}", escape(_shown(key.value))]
+        parts = [f"{key.name:31}", escape(_format_value(key.value))]
         if key.value != key.default:
             parts[1] = f"[bold]{parts[1]}[/]"
-            parts.append(f"(default {escape(_shown(key.default))}; {escape(key.source)})")
+            parts.append(f"(default {escape(_format_value(key.default))}; {escape(key.source)})")
         if key.in_force is not None:
-            parts.append(f"(in force {escape(_shown(key.in_force))}; {HOME_SOURCE})")
+            parts.append(f"(in force {escape(_format_value(key.in_force))}; {HOME_SOURCE})")
         parts.append(f"  [cyan]{escape(key.choices)}[/]")
         sentence = f"{key.description} {AT_ONCE}" if key.at_once else key.description
         lines += [" ".join(parts), f"    [dim]{escape(sentence)}[/]"]
@@ -172,7 +172,7 @@ def _toml(value: Any) -> Any:
     return inline
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     data = _plain(value)
     return "-" if data is None or data in ("", [], {}) else str(data)
 

@@ -60,12 +60,12 @@ class LiveScreen(NodeProgress):
         self._exit_stack.close()
 
     def step(self, name: str) -> None:
-        self.done()
+        self.close()
         self._current_step = name, time.monotonic()
 
     def tell(self, lines: Sequence[Line]) -> None:
         if lines:
-            self._console.print(told(self.naming_home(lines)))
+            self._console.print(render_start(self.naming_home(lines)))
 
     def attach(
         self,
@@ -73,9 +73,9 @@ class LiveScreen(NodeProgress):
         snapshot: Callable[[], Snapshot],
         stop: Callable[[], None],
     ) -> None:
-        self._exit_stack.enter_context(single_keys(loop, lambda key: pressed(key)))
+        self._exit_stack.enter_context(single_keys(loop, lambda key: on_key(key)))
 
-        def pressed(key: str) -> None:
+        def on_key(key: str) -> None:
             if key == "q":
                 stop()
             self._pages.turn(key)
@@ -84,10 +84,10 @@ class LiveScreen(NodeProgress):
         def draw() -> None:
             shot = snapshot()
             if shot.state != "starting":
-                self.done()
+                self.close()
                 self._starting.stop()
                 self._display.start()
-                self._display.update(self._pages.drawn(shot), refresh=True)
+                self._display.update(self._pages.render(shot), refresh=True)
 
         def again() -> None:
             draw()
@@ -100,11 +100,11 @@ class LiveScreen(NodeProgress):
     def detach(self) -> None:
         self._exit_stack.close()
 
-    def ended(self, end: Ended) -> None:
+    def show_end(self, end: Ended) -> None:
         self._exit_stack.close()
         self._console.print(f"stopped: {end_text(end, self.home)}")
 
-    def done(self) -> None:
+    def close(self) -> None:
         if self._current_step is not None:
             (name, start_time), self._current_step = self._current_step, None
             self._console.print(f"[green]✓[/] {name} [dim]{time.monotonic() - start_time:.1f} s[/]")
@@ -127,7 +127,7 @@ class Pages:
         back."""
         self._page = key if key in ("p", "s") and key != self._page else ""
 
-    def drawn(self, shot: Snapshot) -> RenderableType:
+    def render(self, shot: Snapshot) -> RenderableType:
         """The page."""
         if self._page == "p":
             return Group(head(shot), peers_view(shot, groups=True))
@@ -157,7 +157,7 @@ def node_view(shot: Snapshot) -> RenderableType:
     return Group(head(shot), findings_view(shot.findings), figures_view(rows))
 
 
-def told(lines: Sequence[Line]) -> RenderableType:
+def render_start(lines: Sequence[Line]) -> RenderableType:
     """Lines about the start, in two columns."""
     table = Table.grid(padding=(0, 1))
     table.add_column()
@@ -180,7 +180,7 @@ def single_keys(loop: asyncio.AbstractEventLoop, pressed: Callable[[str], None])
     attributes = termios.tcgetattr(descriptor)
     tty.setcbreak(descriptor)
 
-    def typed() -> None:
+    def read_typed_keys() -> None:
         try:
             key = os.read(descriptor, 16)
         except OSError:  # the terminal is gone
@@ -190,7 +190,7 @@ def single_keys(loop: asyncio.AbstractEventLoop, pressed: Callable[[str], None])
         else:
             loop.remove_reader(descriptor)
 
-    loop.add_reader(descriptor, typed)
+    loop.add_reader(descriptor, read_typed_keys)
     try:
         yield
     finally:
@@ -205,15 +205,15 @@ async def watch(
     """Draw a node until "q": `poll` gives its snapshot."""
     loop, pages, stop, key = asyncio.get_running_loop(), Pages(), asyncio.Event(), asyncio.Event()
 
-    def pressed(character: str) -> None:
+    def on_key(character: str) -> None:
         if character == "q":
             stop.set()
         pages.turn(character)
         key.set()
 
-    with Live(console=console, auto_refresh=False, screen=True) as live, single_keys(loop, pressed):
+    with Live(console=console, auto_refresh=False, screen=True) as live, single_keys(loop, on_key):
         while not stop.is_set():
-            live.update(pages.drawn(await poll()), refresh=True)
+            live.update(pages.render(await poll()), refresh=True)
             key.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(key.wait(), seconds)

@@ -31,7 +31,7 @@ class PeersView:
         self._known_as = known_as
         self._reach = snapshot.reach
         self._groups = groups
-        self._display_names = called(snapshot, known_as)
+        self._display_names = display_names(snapshot, known_as)
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> RenderResult:
         if not self._rows and not self._unmet_rows:
@@ -135,7 +135,7 @@ def peers_view(
     return PeersView(snapshot, known_as, groups=groups)
 
 
-def called(snapshot: Snapshot, known_as: Mapping[str, str]) -> dict[str, str]:
+def display_names(snapshot: Snapshot, known_as: Mapping[str, str]) -> dict[str, str]:
     """Return the name of each peer of a snapshot for people, by peer id. A name that several have,
     as with a ticket of several uses, comes with the end of the id."""
     rows: list[PeerRow | UnmetRow] = [*snapshot.peers, *snapshot.former, *snapshot.unmet]

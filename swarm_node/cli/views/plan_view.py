@@ -48,7 +48,11 @@ class _Cards:
         for heading in ("weights", "optim-\nizer", "KV\ncache", "activa-\ntions", "other", "peak"):
             table.add_column(heading, justify="right")
         for card in self._cards:
-            size, plan, is_feasible = _size(card), _planned(card), card.decision.fit is not None
+            size, plan, is_feasible = (
+                _size(card),
+                _plan_of_card(card),
+                card.decision.fit is not None,
+            )
             table.add_row(
                 size,
                 *(
@@ -63,7 +67,7 @@ class _Cards:
         return table
 
     def _lines(self, card: PlannedCard) -> str:
-        plan, decision = _planned(card), card.decision
+        plan, decision = _plan_of_card(card), card.decision
         parts = ", ".join(f"{part} {_gib(size)}" for part, size in plan.parts.summary().items())
         head = f"[bold]{_size(card)} GiB[/]: "
         if decision.fit is None:
@@ -74,7 +78,7 @@ class _Cards:
         return f"{head}\n  peak {_gib(plan.total)}: {parts}"
 
 
-def _planned(card: PlannedCard) -> Plan:
+def _plan_of_card(card: PlannedCard) -> Plan:
     assert card.decision.plan is not None
     return card.decision.plan
 
@@ -119,7 +123,7 @@ def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableTyp
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="crop")
     scale = max(vram, plan.total)
-    explained = _explained(plan, job)
+    explained = _explain_plan(plan, job)
     for part, bytes_of in plan.parts.summary().items():
         table.add_row(part, _gib(bytes_of), _bar(bytes_of, scale), _dim(explained[part]))
     if plan.sharing == "sleep":
@@ -133,7 +137,7 @@ def card_view(name: str, shape: ModelConfig, card: PlannedCard) -> RenderableTyp
     else:
         left = _gib(vram - plan.total)
         answer = f"[green]Fits[/] in {size}, {left} to spare. `join` would use "
-        answer += f"{plan.described()}."
+        answer += f"{plan.describe()}."
     return Group(title, "", table, "", answer, sampler_note)
 
 
@@ -156,7 +160,7 @@ def _on_cpu(machine: Machine, decision: Decision, shape: ModelConfig) -> str:
 def _title(name: str, shape: ModelConfig, job: Job) -> str:
     return (
         f"[bold]{escape(name)}[/]: {shape.weight_count / 1e6:,.1f}M parameters, "
-        f"up to {job.rows} concurrent {job.described()}"
+        f"up to {job.rows} concurrent {job.describe()}"
     )
 
 
@@ -169,13 +173,13 @@ def _choices(plan: Plan, engine: EngineChoice) -> tuple[str, str, str]:
     return trains, tokens, str(plan.rows) + "†" * (not engine.vllm)
 
 
-def _explained(plan: Plan, job: Job) -> dict[str, str]:
+def _explain_plan(plan: Plan, job: Job) -> dict[str, str]:
     parts, training = plan.parts, plan.training
     recomputed = ", recomputed" if training.checkpointing else ""
     return {
         "weights": f"sampler {_gib(parts.sampler_weights)}, trainer {_gib(parts.trainer_weights)}",
         "optimizer": f"gradients, two moments{' of 8 bits' if training.eight_bit else ''}",
-        "KV cache": f"{plan.rows} {job.described().replace('up to ', '')}",
+        "KV cache": f"{plan.rows} {job.describe().replace('up to ', '')}",
         "activations": f"of {training.micro_batch_tokens:,} tokens{recomputed}",
         "other": f"sampling {_gib(parts.workspace)}, CUDA {_gib(parts.reserve)}",
     }

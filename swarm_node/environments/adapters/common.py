@@ -84,7 +84,7 @@ def check_turns(turns: object) -> int:
     return turns
 
 
-def made(cls: type) -> Any:
+def make_object(cls: type) -> Any:
     """Make an object of a class, as a trainer does for each episode.
 
     Raises:
@@ -117,7 +117,7 @@ def version_of(cls: type, scheme: int, *options: object) -> str:
 
 
 @contextmanager
-def seeded(seed: str) -> Iterator[None]:
+def seed_random(seed: str) -> Iterator[None]:
     """Seed the functions of `random` within the block. Classes draw their tasks with them."""
     state = random.getstate()
     random.seed(seed)

@@ -14,8 +14,8 @@ from typing import Any, TypeVar, get_type_hints
 from swarm_node.environments.adapters.common import (
     Tasks,
     check_turns,
-    made,
-    seeded,
+    make_object,
+    seed_random,
     version_of,
 )
 from swarm_node.environments.base import MultiTurnEnvironment, Task, check_ref
@@ -53,7 +53,7 @@ def create(cls: type, turns: int = 8, instruction: str = "") -> MultiTurnEnviron
         ) from error
     if not fields:
         raise ConfigError(f"environment.name: {action.__name__} has no field to fill")
-    made(cls)
+    make_object(cls)
     return _ServerClass(cls, action, fields, check_turns(turns), instruction)
 
 
@@ -81,7 +81,7 @@ class _ServerClass:
         return Task(ref, (ref.seed % (1 << _SEED_BITS), self._tasks.episode(ref)))
 
     def question(self, task: Task) -> str:
-        return self._played(task, (), lambda opening, observation: opening)
+        return self._play_episode(task, (), lambda opening, observation: opening)
 
     def render(self, task: Task) -> str:
         parts = (self._instruction, self.question(task), self._form)
@@ -89,26 +89,28 @@ class _ServerClass:
 
     def observation(self, task: Task, completions: Sequence[str]) -> str | None:
         def words(opening: str, observation: Any) -> str | None:
-            return None if observation is None or observation.done else _shown(observation)
+            return (
+                None if observation is None or observation.done else _observation_text(observation)
+            )
 
-        return self._played(task, completions, words)
+        return self._play_episode(task, completions, words)
 
     def reward(self, task: Task, completions: Sequence[str]) -> float:
         def reward(opening: str, observation: Any) -> float:
             return 0.0 if observation is None else float(observation.reward or 0.0)
 
-        return self._played(task, completions, reward)
+        return self._play_episode(task, completions, reward)
 
-    def _played(
+    def _play_episode(
         self, task: Task, completions: Sequence[str], result: Callable[[str, Any], _Result]
     ) -> _Result:
         """Play a new episode up to the last of `completions`. `result` is made of the first words
         and the last observation: None after a text that is no action, which ends the episode."""
         seed, episode = task.payload
-        with seeded(episode.seed):
+        with seed_random(episode.seed):
             environment = self._cls()
             observation = environment.reset(seed=seed)
-            opening = _shown(observation)
+            opening = _observation_text(observation)
             for text in completions:
                 action = self._read(text)
                 if action is None:
@@ -134,7 +136,7 @@ def _form(action: Any, fields: Sequence[str]) -> str:
     return f"Answer with a JSON object of these fields: {json.dumps(schemas)}"
 
 
-def _shown(observation: Any) -> str:
+def _observation_text(observation: Any) -> str:
     """The words of an observation: its only field if that is a text, else all of them as JSON."""
     fields = observation.model_dump(mode="json", exclude=set(_OWN_FIELDS))
     values = list(fields.values())

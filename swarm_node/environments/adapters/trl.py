@@ -19,8 +19,8 @@ from swarm_node.environments.adapters.common import (
     Episode,
     Tasks,
     check_turns,
-    made,
-    seeded,
+    make_object,
+    seed_random,
     version_of,
 )
 from swarm_node.environments.base import MultiTurnEnvironment, Task, check_ref
@@ -73,7 +73,7 @@ def create(
             f"environment.name: {cls.__name__} has no get_reward(): a reward function beside the "
             "class is not read, so move it there"
         )
-    tools = {name: _Tool(method) for name, method in _methods(made(cls)).items()}
+    tools = {name: _Tool(method) for name, method in _methods(make_object(cls)).items()}
     for name in _RESERVED:
         _refuse_async(getattr(cls, name))
     return _ToolClass(cls, tools, check_turns(turns), Tasks(cls, path, held_out), held_out)
@@ -176,20 +176,20 @@ class _ToolClass:
         return Task(ref, self._tasks.episode(ref))
 
     def question(self, task: Task) -> str:
-        return self._played(task, (), lambda made, opening, reply: opening)
+        return self._play_episode(task, (), lambda made, opening, reply: opening)
 
     def render(self, task: Task) -> str:
         return self._offer + self.question(task)
 
     def observation(self, task: Task, completions: Sequence[str]) -> str | None:
-        return self._played(task, completions, lambda made, opening, reply: reply)
+        return self._play_episode(task, completions, lambda made, opening, reply: reply)
 
     def reward(self, task: Task, completions: Sequence[str]) -> float:
-        return self._played(
+        return self._play_episode(
             task, completions, lambda made, opening, reply: float(made.get_reward())
         )
 
-    def _played(
+    def _play_episode(
         self,
         task: Task,
         completions: Sequence[str],
@@ -198,7 +198,7 @@ class _ToolClass:
         """Play a new episode up to the last of `completions`, calls of the last turn included.
         `result` is made of the object, the first words and the last observation."""
         episode: Episode = task.payload
-        with seeded(episode.seed):
+        with seed_random(episode.seed):
             environment = self._cls()
             row = episode.row
             observed = environment.reset(**(row.fields if row else {}))
@@ -207,17 +207,17 @@ class _ToolClass:
                 raise ValueError("reset() returns no text, and no row has a prompt")
             reply: str | None = None
             for text in completions:
-                reply = self._answered(environment, text)
+                reply = self._call_results(environment, text)
             return result(environment, opening, reply)
 
-    def _answered(self, environment: object, text: str) -> str | None:
+    def _call_results(self, environment: object, text: str) -> str | None:
         """Make the calls in a text, and return their results; None if it has no call."""
-        results = [self._called(environment, call) for call in _CALL.findall(text)]
+        results = [self._call_tool(environment, call) for call in _CALL.findall(text)]
         return (
             "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results) or None
         )
 
-    def _called(self, environment: object, text: str) -> object:
+    def _call_tool(self, environment: object, text: str) -> object:
         try:
             call = msgspec.json.decode(text, type=ToolCall)
         except (ValueError, RecursionError):

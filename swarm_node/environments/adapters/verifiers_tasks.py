@@ -129,7 +129,7 @@ def _needs(task: Any, taskset: Any) -> str:
 
     kind = type(task)
     scored_in_runtime = [
-        function.__name__ for function in task.hooks("reward") if _required(function, "runtime")
+        function.__name__ for function in task.hooks("reward") if _requires(function, "runtime")
     ]
     reasons = {
         "a container": task.NEEDS_CONTAINER or bool(task.data.image),
@@ -144,7 +144,7 @@ def _needs(task: Any, taskset: Any) -> str:
     return ", ".join(name for name, is_needed in reasons.items() if is_needed)
 
 
-def _required(function: Any, name: str) -> bool:
+def _requires(function: Any, name: str) -> bool:
     parameter = inspect.signature(function).parameters.get(name)
     return parameter is not None and parameter.default is inspect.Parameter.empty
 

@@ -76,7 +76,11 @@ def final_answer(text: str) -> FinalAnswer:
     text = text[-MAX_SCORED_CHARS:]
     content = last_tagged(text)
     scored_text = _BARE_BOX.sub(r"\\boxed{\1}", text if content is None else content)
-    for answer in (_boxed(scored_text), _lined(scored_text), _phrased(scored_text)):
+    for answer in (
+        _boxed_answer(scored_text),
+        _hash_line_answer(scored_text),
+        _phrase_answer(scored_text),
+    ):
         if answer:
             return FinalAnswer(answer, is_marked=True)
     return FinalAnswer(scored_text.strip(), is_marked=content is not None)
@@ -108,7 +112,7 @@ def last_tagged(text: str) -> str | None:
     return content
 
 
-def _boxed(text: str) -> str | None:
+def _boxed_answer(text: str) -> str | None:
     """The content of the last \\boxed{}, or of those at the end that only commas, "and" or "or"
     separate, with commas between them."""
     boxes: list[str] = []
@@ -137,7 +141,7 @@ def _outer_boxes(text: str) -> Iterator[tuple[int, int]]:
     yield from boxes
 
 
-def _lined(text: str) -> str | None:
+def _hash_line_answer(text: str) -> str | None:
     """The rest of the line after the last "####"; of "1234 euros, paid in 2 parts" the first part,
     because GSM8K's own evaluation takes the number that follows the mark."""
     mark = text.rfind("####")
@@ -145,13 +149,13 @@ def _lined(text: str) -> str | None:
         return None
     line, _, rest = text[mark + 4 :].strip().partition("\n")
     if _HEADING.fullmatch(line.strip()):
-        return _phrased(rest) or rest.strip() or None
+        return _phrase_answer(rest) or rest.strip() or None
     line = line.strip()
     clause = _CLAUSE.search(line) if _STARTS_WITH_NUMBER.match(line) else None
     return line[: clause.start()] if clause else line
 
 
-def _phrased(text: str) -> str | None:
+def _phrase_answer(text: str) -> str | None:
     """What follows the last phrase such as "the answer is", to the end of its sentence or line."""
     phrases = list(_PHRASE.finditer(text))
     if not phrases:

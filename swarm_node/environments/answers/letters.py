@@ -40,12 +40,12 @@ def letter_of(answer: str, choices: Sequence[str]) -> str | None:
     """The letter that an answer names: by the letter, by its choice's text, or by both if they
     agree. None if it names none, or two."""
     text = _plain(answer)
-    folded_choices = [_folded(choice) for choice in choices]
+    folded_choices = [_fold(choice) for choice in choices]
     choice_letters = {_letter(place) for place in range(len(choices))}
     if text in choice_letters:  # also where it is the text of another choice: letters are asked for
         return text
-    if folded_choices.count(_folded(answer)) == 1:
-        return _letter(folded_choices.index(_folded(answer)))
+    if folded_choices.count(_fold(answer)) == 1:
+        return _letter(folded_choices.index(_fold(answer)))
     leading = _LEADING.fullmatch(text)
     if leading and leading["letter"].upper() in choice_letters:
         # A small letter is one only where nothing but a sign or its choice's text follows.
@@ -53,7 +53,7 @@ def letter_of(answer: str, choices: Sequence[str]) -> str | None:
         is_letter = leading["letter"].isupper() or leading["open"] or not rest[:1].isspace()
         if is_letter and not (letter in "AI" and _ARTICLE.match(leading["letter"] + rest)):
             return letter if _agrees(letter, rest, folded_choices, choice_letters) else None
-    return _mentioned(text, folded_choices, choice_letters)
+    return _mentioned_letter(text, folded_choices, choice_letters)
 
 
 def _letter(place: int) -> str:
@@ -66,7 +66,7 @@ def _plain(text: str) -> str:
     return _SPACE.sub(" ", _MARKS.sub(" ", text)).strip(" '")
 
 
-def _folded(text: str) -> str:
+def _fold(text: str) -> str:
     return _plain(text).casefold().strip(_SIDES)
 
 
@@ -97,7 +97,9 @@ def _capitals(text: str) -> set[str]:
     }
 
 
-def _mentioned(answer: str, folded_choices: Sequence[str], choice_letters: set[str]) -> str | None:
+def _mentioned_letter(
+    answer: str, folded_choices: Sequence[str], choice_letters: set[str]
+) -> str | None:
     """The one letter that a sentence mentions, or the letter of the one choice whose text it
     holds."""
     if _DENIED.search(answer):

@@ -24,7 +24,7 @@ from swarm_node.environments.answers.final import (
 )
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.bundled import graded
-from swarm_node.environments.lists.answer_forms import written
+from swarm_node.environments.lists.answer_forms import write_answer
 from swarm_node.environments.splits.hashed_random import Draws, Exercise
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.splits.split import is_held_out
@@ -240,7 +240,7 @@ def create(
             )
         levels = preset in GRADED
         return _Drills(PRESETS[preset], instruction, strict=strict, graded_levels=levels)
-    return _Drills(_checked(families), instruction, strict=strict)
+    return _Drills(_check_families(families), instruction, strict=strict)
 
 
 def corpus(preset: str, seed: int) -> Iterator[tuple[str, str, str]]:
@@ -319,12 +319,12 @@ class _Drills:
         """The right answer."""
         return cast(str, task.payload["answer"])
 
-    def written(self, task: Task) -> str:
+    def reference_completion(self, task: Task) -> str:
         """The right answer as the instruction asks for it."""
-        return written(self.answer(task), self._suffix) or self.answer(task)
+        return write_answer(self.answer(task), self._suffix) or self.answer(task)
 
 
-def _checked(families: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+def _check_families(families: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
     key = "environment.options.families"
     if not isinstance(families, Mapping) or not families:
         raise ConfigError(f"{key} must be a table of at least one family")

@@ -72,7 +72,7 @@ class _Guess(NamedTuple):
     secret: int
 
     @classmethod
-    def drawn(cls, draws: Draws, low: int, high: int) -> _Guess:
+    def draw(cls, draws: Draws, low: int, high: int) -> _Guess:
         numbers: list[int] = []
         for count in range(3):
             number = draws.within(low, high - count)
@@ -116,17 +116,17 @@ class _Calc(NamedTuple):
     factor: int
 
     @classmethod
-    def drawn(cls, draws: Draws, low: int, high: int) -> _Calc:
+    def draw(cls, draws: Draws, low: int, high: int) -> _Calc:
         return cls(draws.within(low, high), draws.within(low, high))
 
     @property
-    def _asked(self) -> str:
+    def _question(self) -> str:
         return f"calc {self.left}*{self.factor}"
 
     @property
     def question(self) -> str:
         text = f"What is {self.left} times {self.factor}?"
-        return f"{text} Say {self._asked} and I calculate it."
+        return f"{text} Say {self._question} and I calculate it."
 
     @property
     def right(self) -> str:
@@ -140,7 +140,7 @@ class _Calc(NamedTuple):
         left, right = draws.within(10, 99), draws.within(10, 99)
         if texts:
             return texts[-1], str(left * right)
-        return self._asked, f"calc {left}*{right}"
+        return self._question, f"calc {left}*{right}"
 
 
 class _Weigh(NamedTuple):
@@ -148,7 +148,7 @@ class _Weigh(NamedTuple):
     heavier: str
 
     @classmethod
-    def drawn(cls, draws: Draws, low: int, high: int) -> _Weigh:
+    def draw(cls, draws: Draws, low: int, high: int) -> _Weigh:
         letters = string.ascii_lowercase
         items = ""
         for _ in range(3):
@@ -182,9 +182,9 @@ class _Weigh(NamedTuple):
 
 
 _DRAWN: Mapping[str, Callable[[Draws, int, int], _Game]] = {
-    "guess": _Guess.drawn,
-    "calc": _Calc.drawn,
-    "weigh": _Weigh.drawn,
+    "guess": _Guess.draw,
+    "calc": _Calc.draw,
+    "weigh": _Weigh.draw,
 }
 #: All games, which are the task families.
 FAMILIES = tuple(_DRAWN)

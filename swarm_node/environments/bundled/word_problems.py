@@ -358,10 +358,10 @@ LEVELS: Final = (_ONE_STEP, _TWO_STEPS, _THREE_STEPS, _FOUR_STEPS, _FIVE_STEPS)
 
 def word_problem(draws: Draws, level: int) -> Exercise:
     """A problem of a level, 1 to 5."""
-    return filled(draws, draws.one_of(LEVELS[level - 1]))
+    return fill_template(draws, draws.one_of(LEVELS[level - 1]))
 
 
-def filled(draws: Draws, template: Template) -> Exercise:
+def fill_template(draws: Draws, template: Template) -> Exercise:
     """A template with people, things and numbers."""
     numbers: dict[str, int] = {}
     for definition in template.numbers.split():
@@ -393,22 +393,22 @@ def value(expression: str, numbers: Mapping[str, int]) -> int:
 
     Raises:
         ValueError: a division leaves a rest, or the expression has something else in it."""
-    return _computed(_parsed(expression), numbers)
+    return _evaluate(_parse_expression(expression), numbers)
 
 
 @cache
-def _parsed(expression: str) -> ast.expr:
+def _parse_expression(expression: str) -> ast.expr:
     return ast.parse(expression, mode="eval").body
 
 
-def _computed(node: ast.expr, numbers: Mapping[str, int]) -> int:
+def _evaluate(node: ast.expr, numbers: Mapping[str, int]) -> int:
     match node:
         case ast.Constant(value=int(number)):
             return number
         case ast.Name(id=name):
             return numbers[name]
         case ast.BinOp(left=left, op=operator, right=right):
-            left_operand, right_operand = _computed(left, numbers), _computed(right, numbers)
+            left_operand, right_operand = _evaluate(left, numbers), _evaluate(right, numbers)
             match operator:
                 case ast.Add():
                     return left_operand + right_operand

@@ -17,7 +17,7 @@ from swarm_node.environments.lists.fields import (
     ABSENT,
     first_of,
     look,
-    marked,
+    marked_answer,
     missing,
     null,
     plain_text,
@@ -70,7 +70,7 @@ def choices_of(row: Mapping[str, Any], name: str) -> Choices:
     Raises:
         ValueError: there are none, or they cannot be told apart.
     """
-    field, value, first = (name, look(row, name), 0) if name else _found(row)
+    field, value, first = (name, look(row, name), 0) if name else _find_choices(row)
     if value is ABSENT:
         raise missing(row, "choices", name)
     choices = _read(value, field)._replace(first=first)
@@ -87,7 +87,7 @@ def choices_of(row: Mapping[str, Any], name: str) -> Choices:
 
 def unshown_choices(row: Mapping[str, Any], name: str, question: str) -> Choices | None:
     """The choices that a row has and its question does not show; None if there are none."""
-    if not name and _found(row)[1] is ABSENT:  # most rows, and no error is made for each
+    if not name and _find_choices(row)[1] is ABSENT:  # most rows, and no error is made for each
         return None
     try:
         choices = choices_of(row, name)
@@ -138,7 +138,7 @@ def _index(answer: str | int | Decimal, choices: Choices) -> int | None:
     if isinstance(answer, bool):
         indices = (at for at, choice in enumerate(texts) if choice.casefold() in _WORDS[answer])
         return next(indices, None)
-    for candidate in (text, _LABEL.sub("", text, count=1), marked(text) or text):
+    for candidate in (text, _LABEL.sub("", text, count=1), marked_answer(text) or text):
         if candidate in texts:
             return texts.index(candidate)
     letter = _LETTERS.find(key.upper()) if len(key) == 1 else -1
@@ -149,7 +149,7 @@ def _index(answer: str | int | Decimal, choices: Choices) -> int | None:
     return index if 0 <= index < count else None
 
 
-def _found(row: Mapping[str, Any]) -> tuple[str, Any, int]:
+def _find_choices(row: Mapping[str, Any]) -> tuple[str, Any, int]:
     """The choices that a row has by the names of public sets: the field, `ABSENT` or its value, and
     what a text of digits calls the first one."""
     field, value = first_of(row, CHOICES)
@@ -196,7 +196,7 @@ def _read(value: Any, name: str) -> Choices:
         if labels and len(labels) != len(value):
             raise ValueError(f"every choice of {name!r} needs one label")
         return Choices(_texts([item["text"] for item in value], name), _texts(labels, name))
-    return _unlabelled(_texts(value, name))
+    return _strip_labels(_texts(value, name))
 
 
 def _texts(values: Sequence[Any], name: str) -> tuple[str, ...]:
@@ -208,7 +208,7 @@ def _texts(values: Sequence[Any], name: str) -> tuple[str, ...]:
     return tuple(plain_text(value, name).strip() for value in values)
 
 
-def _unlabelled(texts: tuple[str, ...]) -> Choices:
+def _strip_labels(texts: tuple[str, ...]) -> Choices:
     """Choices without the labels in their texts, if these count from A or 1 on in every one."""
     matches = [_LABEL.match(text) for text in texts]
     labels = tuple(match[1].strip(" ).:") for match in matches if match)
@@ -225,7 +225,7 @@ def _in_order(labels: Sequence[str], count: int) -> bool:
     return len(labels) == count and list(labels) in orders
 
 
-def _counted(matches: Sequence[re.Match[str]]) -> list[re.Match[str]]:
+def _consecutive_labels(matches: Sequence[re.Match[str]]) -> list[re.Match[str]]:
     """The labels among some that count from the first one's form of A on. None of them if one of
     these letters stands there twice, because a choice may then begin at either."""
     is_lowercase, sign = matches[0][1].islower(), matches[0][2]
@@ -244,7 +244,7 @@ def _split(text: str, name: str) -> Choices:
     """The choices in one text: with labels A, B, C … before them, or one a line."""
     matches = list(_LABELS.finditer(text))
     if matches and not text[: matches[0].start()].strip():
-        labels = _counted(matches)
+        labels = _consecutive_labels(matches)
         if len(labels) > 1:
             ends = [label.start() for label in labels[1:]] + [len(text)]
             parts = [
@@ -254,7 +254,7 @@ def _split(text: str, name: str) -> Choices:
             return Choices(tuple(parts), tuple(label[1] for label in labels))
     lines = tuple(line.strip() for line in text.splitlines() if line.strip())
     if len(lines) > 1:
-        return _unlabelled(lines)
+        return _strip_labels(lines)
     raise ValueError(
         f"{name!r} is one text whose choices cannot be told apart: make it a list of texts, or "
         'write "A) … B) …" or one choice a line'

@@ -75,14 +75,14 @@ def _member(value: Any, part: str) -> Any:
     if isinstance(value, dict):
         if part in value:
             return value[part]
-        return value.get(_folded(tuple(value)).get(part.casefold()), ABSENT)
+        return value.get(_fold_names(tuple(value)).get(part.casefold()), ABSENT)
     if isinstance(value, list) and re.fullmatch(r"[0-9]{1,4}", part) and int(part) < len(value):
         return value[int(part)]
     return ABSENT
 
 
 @lru_cache(maxsize=64)
-def _folded(names: tuple[str, ...]) -> Mapping[str, str]:
+def _fold_names(names: tuple[str, ...]) -> Mapping[str, str]:
     """The first of some names by its small letters. The rows of a file have few sets of names."""
     return {name.casefold(): name for name in reversed(names)}
 
@@ -90,7 +90,7 @@ def _folded(names: tuple[str, ...]) -> Mapping[str, str]:
 @lru_cache(maxsize=256)
 def present(keys: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
     """Those of some `names` of fields whose first part a row with these `keys` may have."""
-    folded_keys = _folded(keys)
+    folded_keys = _fold_names(keys)
     return tuple(name for name in names if name.partition(".")[0].casefold() in folded_keys)
 
 
@@ -175,7 +175,7 @@ def answer_of(row: Mapping[str, Any], name: str) -> tuple[str, Any]:
         return field, value
     field, value = ("", ABSENT) if name else first_of(row, SOLUTIONS)
     if isinstance(value, str) and value.strip():
-        if marked(value) is None:
+        if marked_answer(value) is None:
             raise ValueError(
                 f"{field!r} marks no answer, with #### or \\boxed{{}}: if all of it is the "
                 f"answer, name it with --answer-field {field}, or as environment.options.answer"
@@ -207,7 +207,7 @@ def right_text(row: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str | int | Decimal):
         raise ValueError(f"{field!r} must be a text, a number, true or false")
     text = plain_text(value, field)
-    in_text = marked(text)
+    in_text = marked_answer(text)
     right = text.strip() if in_text is None else in_text
     if not name and field == ANSWERS[0] and all(look(row, key) is not ABSENT for key in _WITH_UNIT):
         with_unit = _UNIT.fullmatch(right)
@@ -236,7 +236,7 @@ def null(name: str) -> ValueError:
     return ValueError(f"{name!r} is null: give its value, or leave the row out")
 
 
-def marked(text: str) -> str | None:
+def marked_answer(text: str) -> str | None:
     """The answer that a worked solution marks: the line after its last "####" (GSM8K), else what
     its last \\boxed{} or \\fbox{} holds (MATH). A box after the mark counts before the line, and so
     does any after a heading, which else has the answer in its next line. None if it has neither."""

@@ -120,11 +120,11 @@ def plain(data: bytes, max_bytes: int) -> bytes:
         ValueError: it is damaged gzip.
     """
     if data.startswith(_GZIP):
-        data = _unpacked(data, max_bytes)
+        data = _unpack(data, max_bytes)
     return data.removeprefix(_BOM)
 
 
-def _unpacked(data: bytes, max_bytes: int) -> bytes:
+def _unpack(data: bytes, max_bytes: int) -> bytes:
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
             contents = file.read(max_bytes + 1)

@@ -132,7 +132,7 @@ def _plain(value: Any) -> Any:
     return {"type": type(value).__name__}
 
 
-def downloaded(dataset: HubRows) -> Path:
+def download(dataset: HubRows) -> Path:
     """The files of a data set at one commit, whose name is that of the directory: those of an
     earlier start if they are all there, else fetched.
 
@@ -229,7 +229,7 @@ def main(parent: str, request: str) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (MAX_FETCHED_BYTES, MAX_FETCHED_BYTES))
     dataset, left = HubRows(*json.loads(request)), MAX_FILE_BYTES
     try:
-        place = downloaded(dataset)
+        place = download(dataset)
         sys.stdout.buffer.write(f"{place.name}\n".encode())
         for line in read(place, dataset.subset, dataset.split):
             left -= len(line)

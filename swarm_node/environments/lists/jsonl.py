@@ -17,7 +17,7 @@ from swarm_node.environments.answers.final import final_answer, last_tagged, onl
 from swarm_node.environments.answers.scoring import SCORERS, UNMARKED
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.lists import hub
-from swarm_node.environments.lists.answer_forms import tagged, written
+from swarm_node.environments.lists.answer_forms import tag_answer, write_answer
 from swarm_node.environments.lists.choices import (
     choices_of,
     points_at,
@@ -96,7 +96,7 @@ def create(
     names = _names(question, answer, choices)
     commits: dict[str, str] = {}
 
-    def fetched(item: str) -> Source:
+    def fetch(item: str) -> Source:
         source, commit = hub.fetch(hub.hub_rows(item, subset, split, revision))
         commits[source.family] = commit
         return source
@@ -107,7 +107,7 @@ def create(
         MAX_ROW_BYTES,
         held_out,
         use_decimal=True,
-        fetch=fetched,
+        fetch=fetch,
     )
     if not commits and (subset or revision or split != "train"):
         raise refuse("split", "this, subset and revision are of data sets of a hub: leave them out")
@@ -166,10 +166,10 @@ class _Jsonl:
         example: Example = task.payload
         return example.answer
 
-    def written(self, task: Task) -> str:
+    def reference_completion(self, task: Task) -> str:
         """The right answer as the template asks for it; in the tag if it names no form."""
         example: Example = task.payload
-        return written(example.answer, self._template) or tagged(example.answer)
+        return write_answer(example.answer, self._template) or tag_answer(example.answer)
 
     def place(self, task: Task) -> str:
         return f"line {self._rows[task.ref.family].line(task.ref)}"

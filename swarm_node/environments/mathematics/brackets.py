@@ -19,7 +19,7 @@ def key_of(tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(token.text for token in tokens)
 
 
-def stripped(tokens: Sequence[Token]) -> tuple[Token, ...]:
+def strip_marks(tokens: Sequence[Token]) -> tuple[Token, ...]:
     """Without marks around the whole: quotes, emphasis, a sentence's end, braces, "=" before it."""
     left, right = 0, len(tokens)
     while left < right:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Final
 
-from swarm_node.environments.mathematics.brackets import key_of, partners, stripped
+from swarm_node.environments.mathematics.brackets import key_of, partners, strip_marks
 from swarm_node.environments.mathematics.limit import quieten
-from swarm_node.environments.mathematics.notation import Token, spelled, tokens_of
+from swarm_node.environments.mathematics.notation import Token, normalize_spelling, tokens_of
 from swarm_node.environments.mathematics.structure import (
     MAX_MATH_CHARS,
     Matrix,
@@ -44,7 +44,9 @@ def equal(answer: str, right: str) -> bool:
     if max(len(answer), len(right)) > MAX_MATH_CHARS:
         if len(answer) > 2 * len(right):
             return False
-        first, second = (key_of(stripped(tokens_of(spelled(text)))) for text in (answer, right))
+        first, second = (
+            key_of(strip_marks(tokens_of(normalize_spelling(text)))) for text in (answer, right)
+        )
         return first == second != ()
     targets, candidates = list(readings(right, right=True)), list(readings(answer))
     if all(_is_approximate(ways[0]) for ways in (targets, candidates)):
@@ -217,7 +219,7 @@ def by_engine(answer: Sequence[Token], right: Sequence[Token]) -> bool:
     from math_verify import verify
 
     try:
-        first, second = _parsed(answer), _parsed(right)
+        first, second = _parse_tokens(answer), _parse_tokens(right)
         if first is None or second is None:
             return False
         for compare in (_numerically, _as_equations, _as_symbols, _at_a_point):
@@ -231,7 +233,7 @@ def by_engine(answer: Sequence[Token], right: Sequence[Token]) -> bool:
         return False
 
 
-def _parsed(tokens: Sequence[Token]) -> Any:
+def _parse_tokens(tokens: Sequence[Token]) -> Any:
     """sympy's expression of tokens, or None if the grammar does not know them."""
     from latex2sympy2_extended import NormalizationConfig, latex2sympy
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig

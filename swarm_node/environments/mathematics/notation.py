@@ -32,7 +32,7 @@ class Rule(NamedTuple):
     reason: str
 
 
-def _listed(names: str) -> tuple[str, ...]:
+def _split_names(names: str) -> tuple[str, ...]:
     return tuple(names.split())
 
 
@@ -114,7 +114,7 @@ _SIGNS: Final[Mapping[str, str]] = {
     **{"℉": r"^\circ F", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}"},
     **{"ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "¢": " cents "},
 }
-_GREEK: Final = _listed(
+_GREEK: Final = _split_names(
     "alpha beta gamma delta epsilon zeta eta theta iota kappa mu nu xi pi rho sigma tau upsilon "
     "phi chi psi omega"
 )
@@ -132,7 +132,7 @@ _LEVEL: Final = str.maketrans(_RAISED + _LOWERED, "0123456789+-()ni0123456789+-(
 _SHIFTED: Final = re.compile(f"(?P<raised>[{_RAISED}]+)|[{_LOWERED}]+")
 _FRACTIONS: Final = re.compile("[¼-¾⅐-⅞]")
 
-_FUNCTIONS: Final = _listed(
+_FUNCTIONS: Final = _split_names(
     "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log ln exp sqrt"
 )
 #: Names in plain text, as LaTeX.
@@ -146,12 +146,12 @@ _COMMANDS: Final[Mapping[str, str]] = {
 #: Commands whose content is text, and those whose content is letters of another type.
 _TEXT: Final = frozenset(
     rf"\{name}"
-    for name in _listed("text textbf textit textrm textnormal mathrm mbox operatorname rm")
+    for name in _split_names("text textbf textit textrm textnormal mathrm mbox operatorname rm")
 )
 _TYPE: Final = frozenset(
-    rf"\{name}" for name in _listed("mathbf mathit boldsymbol bm bf mathsf underline")
+    rf"\{name}" for name in _split_names("mathbf mathit boldsymbol bm bf mathsf underline")
 )
-_MATRICES: Final = frozenset(_listed("array matrix pmatrix bmatrix Bmatrix smallmatrix"))
+_MATRICES: Final = frozenset(_split_names("array matrix pmatrix bmatrix Bmatrix smallmatrix"))
 _BRACKETED: Final = r"(?P<env>\\(?:begin|end)\s?\{[A-Za-z*]{1,16}\}(?:\s?\{[lcr|\s]{1,32}\})?)"
 _DIGITS: Final = r"(?:\d{1,3}(?:[,\ ]\d{3})+(?![\d]|[,\ ]\d)|\d+)"
 _REST: Final = r"""(?:\.\d+)?(?:[eE][+-]?\d{1,4}(?![\w.^]))?|\.\d+(?:[eE][+-]?\d{1,4}(?![\w.^]))?)
@@ -163,9 +163,9 @@ _UNGROUPED: Final = re.compile(_HEAD + r"\d+" + _REST, re.VERBOSE | re.DOTALL)
 _BESIDE_PRODUCTS: Final = frozenset("^_/*+-=()[]{}<>|,0123456789\\")
 
 
-def spelled(text: str) -> str:
+def normalize_spelling(text: str) -> str:
     """The text in one spelling of signs, as LaTeX."""
-    text = _SHIFTED.sub(_shifted, text)
+    text = _SHIFTED.sub(_shift_point, text)
     text = _FRACTIONS.sub(lambda match: " " + unicodedata.normalize("NFKC", match[0]), text)
     text = unicodedata.normalize("NFKC", text.translate(_TABLE)).translate(_TABLE)
     for rule in RULES:
@@ -173,7 +173,7 @@ def spelled(text: str) -> str:
     return text
 
 
-def _shifted(match: re.Match[str]) -> str:
+def _shift_point(match: re.Match[str]) -> str:
     return ("^{" if match["raised"] else "_{") + match[0].translate(_LEVEL) + "}"
 
 
@@ -202,10 +202,10 @@ def tokens_of(text: str, *, group_digits: bool = True) -> list[Token]:
         elif part != "$" or dollar:
             expects_text = False
             tokens += _token(match, text, in_text=any(texts[-2:]))
-    return _signed(token for token in tokens if token.text != "type")
+    return _join_signs(token for token in tokens if token.text != "type")
 
 
-def _signed(tokens: Iterable[Token]) -> list[Token]:
+def _join_signs(tokens: Iterable[Token]) -> list[Token]:
     """With a sign for "negative 5" and "minus 5"."""
     signed_tokens: list[Token] = []
     for token in tokens:

@@ -30,7 +30,7 @@ def plain_number(tokens: Sequence[Token]) -> Fraction | None:
         tokens = tokens[1:]
     repeating = _REPEATING.fullmatch("".join(token.text for token in tokens))
     if repeating:
-        return sign * _repeated(repeating)
+        return sign * _repeating_decimal(repeating)
     shape = "".join("0" if token.kind == "number" else token.text for token in tokens)
     if shape not in _SHAPES:
         return None
@@ -41,7 +41,7 @@ def plain_number(tokens: Sequence[Token]) -> Fraction | None:
         return None
 
 
-def _repeated(match: re.Match[str]) -> Fraction:
+def _repeating_decimal(match: re.Match[str]) -> Fraction:
     """A decimal whose last digits repeat without end."""
     digits = match["digits"] or ""
     period = next(part for part in match.group("bar", "dot", "bracket") if part)
@@ -49,7 +49,7 @@ def _repeated(match: re.Match[str]) -> Fraction:
     return finite_part + Fraction(int(period), 10 ** len(digits) * (10 ** len(period) - 1))
 
 
-def _mixed(integer: Fraction, numerator: Fraction, denominator: Fraction) -> Fraction:
+def _mixed_number(integer: Fraction, numerator: Fraction, denominator: Fraction) -> Fraction:
     if not all(part.denominator == 1 for part in (integer, numerator, denominator)):
         raise ValueError
     return integer + numerator / denominator
@@ -67,8 +67,8 @@ _SHAPES: Final[dict[str, Callable[..., Fraction]]] = {
     "0/0": lambda n, m: n / m,
     r"\frac{0}{0}": lambda n, m: n / m,
     r"\frac{-0}{0}": lambda n, m: -n / m,
-    "00/0": _mixed,
-    r"0\frac{0}{0}": _mixed,
+    "00/0": _mixed_number,
+    r"0\frac{0}{0}": _mixed_number,
     "0^{0}": _power,
     "0^{-0}": lambda n, m: _power(n, -m),
     "0*0^{0}": lambda n, m, k: n * _power(m, k),

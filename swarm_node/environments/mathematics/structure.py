@@ -18,9 +18,9 @@ from swarm_node.environments.mathematics.brackets import (
     key_of,
     outside,
     split,
-    stripped,
+    strip_marks,
 )
-from swarm_node.environments.mathematics.notation import Token, spelled, tokens_of
+from swarm_node.environments.mathematics.notation import Token, normalize_spelling, tokens_of
 from swarm_node.environments.mathematics.numbers import plain_number, times_of
 from swarm_node.environments.mathematics.vocabulary import (
     CHANGING,
@@ -114,22 +114,22 @@ def readings(text: str, *, right: bool = False) -> Iterator[Reading]:
     if times:
         yield from map(Words, times)
         return
-    spelling = spelled(text)
+    spelling = normalize_spelling(text)
     if len(spelling) > 2 * MAX_MATH_CHARS:  # one sign may stand for a sentence
         yield Words((text,))
         return
-    tokens = stripped(tokens_of(spelling))
-    ungrouped = stripped(tokens_of(spelling, group_digits=False))
+    tokens = strip_marks(tokens_of(spelling))
+    ungrouped = strip_marks(tokens_of(spelling, group_digits=False))
     if ungrouped == tokens or not (tokens and tokens[0].text in OPENING):  # (1,234) is a pair
         yield read(tokens)
     if ungrouped != tokens:
         yield read(ungrouped)
     sides = split(tokens, lambda token: token.text == r"\approx")
     if len(sides) == 2:
-        yield from (read(stripped(side)) for side in sides)
+        yield from (read(strip_marks(side)) for side in sides)
     unit = _LETTER_UNIT.search(spelling[-64:])
     if unit and (unit["more"] or not right):
-        value = read(stripped(tokens_of(spelling[: len(spelling) - len(unit[0])])))
+        value = read(strip_marks(tokens_of(spelling[: len(spelling) - len(unit[0])])))
         yield _with_units(value, [], re.findall(r"[A-Za-z]+|[\^1-3]", unit[0]))
 
 
@@ -137,7 +137,7 @@ def is_value(text: str) -> bool:
     """True if a text is a value or a list of values, and no prose."""
     if len(text) > MAX_MATH_CHARS:
         return False
-    tokens = stripped(tokens_of(spelled(text)))
+    tokens = strip_marks(tokens_of(normalize_spelling(text)))
     return bool(tokens) and tokens[0].kind != "word" and not _wordy(read(tokens))
 
 
@@ -154,14 +154,14 @@ def read(tokens: Sequence[Token], depth: int = 0) -> Reading:
         return Value(tokens)
     parts = split(tokens, _is_comma)
     if len(parts) > 1 and len(parts[0]) == 1 and parts[0][0].text in LEADS:
-        return read(stripped(tokens[1:]), depth + 1)
+        return read(strip_marks(tokens[1:]), depth + 1)
     if len(parts) > 1:
         return _several("", parts, tokens, depth)
     unions = split(tokens, lambda token: token.text == r"\cup")
     if len(unions) > 1:
         return _several("cup", unions, tokens, depth)
     if closes(tokens):
-        return _bracketed(tokens, depth)
+        return _read_brackets(tokens, depth)
     matrix = _matrix(tokens, depth)
     if matrix is not None:
         return matrix
@@ -178,7 +178,7 @@ def _several(
     """Values side by side. A list in a list or set, such as that of ±2, is a part of it."""
     values: list[Reading] = []
     for part in parts:
-        reading = read(stripped(part), depth + 1)
+        reading = read(strip_marks(part), depth + 1)
         inner = isinstance(reading, Several) and not reading.brackets and brackets in ("", "{}")
         values += reading.parts if inner and isinstance(reading, Several) else [reading]
     first, *rest = values
@@ -191,16 +191,16 @@ def _several(
     return Several(brackets, tuple(values), tokens)
 
 
-def _bracketed(tokens: tuple[Token, ...], depth: int) -> Reading:
+def _read_brackets(tokens: tuple[Token, ...], depth: int) -> Reading:
     """What stands in brackets that enclose the whole."""
-    inner = stripped(tokens[1:-1])
+    inner = strip_marks(tokens[1:-1])
     opening, closing = tokens[0].text, tokens[-1].text
     if not inner:
         return Value((Token("command", r"\emptyset"),))
     if opening == r"\{":
         condition = split(inner, lambda token: token.text in ("|", ":"))
         if len(condition) == 2 and _names(split(condition[0], lambda t: t.text == r"\in")[0]):
-            return read(stripped(condition[1]), depth + 1)
+            return read(strip_marks(condition[1]), depth + 1)
     parts = split(inner, _is_comma)
     if len(parts) == 1:
         return read(inner, depth + 1)
@@ -217,7 +217,7 @@ def _matrix(tokens: tuple[Token, ...], depth: int) -> Matrix | None:
     if len(tokens) < 3 or tokens[0].text != "b:matrix" or tokens[-1].text != "e:matrix":
         return None
     rows = split(tokens[1:-1], lambda token: token.text == r"\cr")
-    cells = [[stripped(cell) for cell in split(row, lambda t: t.text == "&")] for row in rows]
+    cells = [[strip_marks(cell) for cell in split(row, lambda t: t.text == "&")] for row in rows]
     return Matrix(tuple(tuple(read(cell, depth + 1) for cell in row) for row in cells))
 
 
@@ -233,7 +233,7 @@ def _relation(tokens: tuple[Token, ...], depth: int) -> Reading | None:
     if len(sides) != len(signs) + 1:
         return Words(key_of(tokens))
     names = _names(sides[0])
-    value = stripped(sides[-1])
+    value = strip_marks(sides[-1])
     if signs == [r"\in"] and names:
         return read(value, depth + 1)
     if not set(signs) <= {"=", r"\approx"}:
@@ -242,7 +242,7 @@ def _relation(tokens: tuple[Token, ...], depth: int) -> Reading | None:
     tail = sides[0][words[-1] + 1 :] if words else sides[0]  # the total is 5 + 7 = 12
     if not any(token.kind == "name" for token in tail):
         names = names or ()
-    left = Words(()) if names else read(stripped(sides[0]), depth + 1)
+    left = Words(()) if names else read(strip_marks(sides[0]), depth + 1)
     return Relation(tokens, "=", names, read(value, depth + 1), left, len(sides))
 
 
@@ -279,7 +279,7 @@ def _quantity(tokens: tuple[Token, ...], depth: int) -> Reading:
     """A value with the words beside it, or words alone."""
     if not any(token.kind == "word" for token in tokens):
         return _value(tokens)
-    words = _worded(tokens)
+    words = _word_tokens(tokens)
     segments = [part for part in _runs(tokens, words) if part[0] is False]
     word_texts = {token.text for token, word in zip(tokens, words, strict=True) if word}
     if len(segments) != 1 or CHANGING & word_texts:
@@ -294,7 +294,7 @@ def _quantity(tokens: tuple[Token, ...], depth: int) -> Reading:
     is_counted = prefix and prefix[-1] in NUMBERS  # two 5
     if is_computed or is_counted or core.count("{") != core.count("}"):
         return Words(key_of(tokens))
-    value = read(stripped(tokens[begin:end]), depth + 1)
+    value = read(strip_marks(tokens[begin:end]), depth + 1)
     if isinstance(value, Relation):
         inner = value.value
         return replace(value, value=_with_units(inner, prefix, suffix))
@@ -340,7 +340,7 @@ def _units(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(symbols)
 
 
-def _worded(tokens: Sequence[Token]) -> list[bool]:
+def _word_tokens(tokens: Sequence[Token]) -> list[bool]:
     """For each token, whether it belongs to words: a letter between words does, and what follows
     a word in a unit such as cm^2 or km/h."""
     words = [token.kind == "word" for token in tokens]

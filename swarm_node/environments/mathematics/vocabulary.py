@@ -7,19 +7,19 @@ from fractions import Fraction
 from typing import Final
 
 
-def _listed(names: str) -> frozenset[str]:
+def _split_names(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
 #: Short words of English and units, which are no products of letters.
-SHORT_WORDS: Final = _listed(
+SHORT_WORDS: Final = _split_names(
     "am an and are as at but by do for had has he her his if in is it its men no not of on or our "
     "per she so the to too two was we yes you day red one six ten new odd all pm cm mm km kg mg ml "
     "ft lb lbs oz yd mi mph hr hrs min sec mol cal deg rad usd eur gbp sq cup box bag can pen bus "
     "car cat dog cow egg hen pie toy boy"
 )
 #: Words that change the value beside them: with one of these no number is read from prose.
-CHANGING: Final = _listed(
+CHANGING: Final = _split_names(
     "not no never isn aren wasn doesn less more fewer greater than least most over under above "
     "below between except without half halves third thirds quarter quarters fourth fourths fifth "
     "twice double triple times plus minus times divided squared cubed wrong incorrect either "
@@ -58,18 +58,20 @@ UNITS: Final = {
     for spelling in spellings.split()
 }  # fmt: skip
 #: Words after a number that name no thing.
-NO_NOUNS: Final = _listed(
+NO_NOUNS: Final = _split_names(
     "the and are was were been will would have has had that this they them she his her its for "
     "from with total altogether left remaining each all unit units way ways time times per square "
     "cubic answer final correct result there here long tall wide high deep old away now still"
 )
 SQUARED: Final = {"square": "^2", "sq": "^2", "cubic": "^3"}
 #: With "of", a computation: the sum of 5.
-COMPUTATIONS: Final = _listed(
+COMPUTATIONS: Final = _split_names(
     "sum cube square inverse factor product difference quotient multiple reciprocal opposite root"
 )
 #: What a sentence begins with before a comma.
-LEADS: Final = _listed("therefore thus so hence then finally overall consequently well okay ok")
+LEADS: Final = _split_names(
+    "therefore thus so hence then finally overall consequently well okay ok"
+)
 _UNITS_DIGITS: Final = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
     "sixteen seventeen eighteen nineteen"

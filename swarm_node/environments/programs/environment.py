@@ -27,7 +27,7 @@ from swarm_node.environments.lists.rows import (
     read_families,
     refuse,
 )
-from swarm_node.environments.programs.runtime import End, Outcome, Runtime, described
+from swarm_node.environments.programs.runtime import End, Outcome, Runtime, describe_runtime
 from swarm_node.environments.programs.system import MAX_OUTPUT_BYTES
 from swarm_node.rollout import TaskRef
 
@@ -76,7 +76,7 @@ class Exam:
     @property
     def constant(self) -> bool:
         """True if a program that prints one text, and reads nothing, would be right."""
-        return len({tidied(output) for _, output in self.tests}) == 1
+        return len({normalize_output(output) for _, output in self.tests}) == 1
 
 
 class Failure(NamedTuple):
@@ -113,7 +113,7 @@ def create(
         raise refuse("turns", f"1, or {_MOST_TURNS} for a second try after a failed public test")
     parse = partial(_exam, public_needed=turns > 1)
     families, digests = read_families(path, parse, MAX_ROW_BYTES, held_out)
-    inputs = [digests, template, held_out, steps, described()]
+    inputs = [digests, template, held_out, steps, describe_runtime()]
     version = f"{SCHEME}-{digest_of(inputs if turns == 1 else [*inputs, turns])}"
     seconds = _SCORE_SECONDS * max(1.0, steps / STEPS) * turns
     kind = _OneProgram if turns == 1 else _TwoPrograms
@@ -173,7 +173,7 @@ class _Programs:
         steps = self._runtime.start_steps + self._steps
         for stdin, output in tests:
             outcome = self._runtime.run(program, stdin, seed, steps)
-            if outcome.end != "ok" or tidied(outcome.stdout) != tidied(output):
+            if outcome.end != "ok" or normalize_output(outcome.stdout) != normalize_output(output):
                 return Failure(stdin, outcome)
         return None
 
@@ -198,17 +198,17 @@ class _TwoPrograms(_Programs):
         if not _runnable(completions[-1]):
             return f"{_NO_PROGRAM}\n{_AGAIN}"
         failure = self._failure(exam, exam.public, completions[-1])
-        return None if failure is None else told(failure)
+        return None if failure is None else describe_failure(failure)
 
     def reward(self, task: Task, completions: Sequence[str]) -> float:
         """1 if the newest program passes every private test."""
         return self._reward(task, completions[-1])
 
 
-def told(failure: Failure) -> str:
+def describe_failure(failure: Failure) -> str:
     """An observation about a failed test. The output that would have been right is not in it."""
     stdin, (stdout, _, end) = failure
-    input_text, output_text = _shown(stdin), _shown(stdout)
+    input_text, output_text = _excerpt(stdin), _excerpt(stdout)
     happened = _ENDS.get(end) or (
         f"The program printed:\n{output_text}" if output_text else "The program printed nothing."
     )
@@ -216,7 +216,7 @@ def told(failure: Failure) -> str:
     return f"{heading}\n{happened}\n{_AGAIN}"
 
 
-def _shown(data: bytes) -> str:
+def _excerpt(data: bytes) -> str:
     """The beginning of an input or an output as text."""
     # A character has four bytes at most, so none that is shown is cut here.
     text = data.rstrip(b" \t\r\n")[: 4 * _SHOWN_CHARS + 4].decode("utf-8", "replace")
@@ -259,7 +259,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield mark, "\n".join(lines[begin:])
 
 
-def tidied(output: bytes) -> bytes:
+def normalize_output(output: bytes) -> bytes:
     """An output as it is compared: without blanks, tabs and carriage returns at the ends of lines,
     and without empty lines at its own end."""
     lines = output.rstrip(b" \t\r\n").split(b"\n")
@@ -279,7 +279,9 @@ def _exam(value: dict[str, Any], public_needed: bool) -> Exam:
     public: tuple[Test, ...] = ()
     if public_needed or "public_inputs" in value or "public_outputs" in value:
         public = _tests(value, "public_")
-    if {tidied(stdin) for stdin, _ in public} & {tidied(stdin) for stdin, _ in tests}:
+    if {normalize_output(stdin) for stdin, _ in public} & {
+        normalize_output(stdin) for stdin, _ in tests
+    }:
         raise ValueError(
             "one of 'public_inputs' is also one of 'inputs', which are the private tests: take it "
             "out of either"
@@ -293,7 +295,7 @@ def _tests(value: dict[str, Any], kind: str) -> tuple[Test, ...]:
     if len(inputs) != len(outputs) or not 1 <= len(inputs) <= MAX_TESTS:
         raise ValueError(f"give 1 to {MAX_TESTS} '{kind}inputs', and as many '{kind}outputs'")
     tests = tuple(zip(inputs, outputs, strict=True))
-    if len(set(inputs)) < len({(stdin, tidied(output)) for stdin, output in tests}):
+    if len(set(inputs)) < len({(stdin, normalize_output(output)) for stdin, output in tests}):
         raise ValueError("the same input has two outputs, so no program would be right")
     if max(map(len, inputs)) > MAX_INPUT_BYTES or max(map(len, outputs)) > MAX_OUTPUT_BYTES:
         raise ValueError(f"an input or output may have {MAX_INPUT_BYTES >> 10} KiB at most")

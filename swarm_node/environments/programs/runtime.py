@@ -78,7 +78,7 @@ class Outcome(NamedTuple):
     end: End
 
 
-def described() -> str:
+def describe_runtime() -> str:
     """All that a run depends on besides program, input, seed and steps, for the version of an
     environment."""
     limits = f"{MEMORY_BYTES} {MAX_OUTPUT_BYTES} {MAX_CALLS} {_STACK_BYTES}"
@@ -94,7 +94,7 @@ class Runtime:
         Raises:
             ConfigError: a package is missing or another one, or this machine cannot run it.
         """
-        wasm, self._library = _pinned()
+        wasm, self._library = _find_runtime()
         soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
         if soft != resource.RLIM_INFINITY and soft < _LEAST_STACK_BYTES:
             raise ConfigError(
@@ -105,7 +105,7 @@ class Runtime:
 
         self._wasmtime = wasmtime
         self._engine = _engine()
-        self._module = _compiled(self._engine, wasm)
+        self._module = _compile_module(self._engine, wasm)
         self._linker = wasmtime.Linker(self._engine)
         self._current_run: _Running | None = None
         for wasm_import in self._module.imports:
@@ -194,7 +194,7 @@ class _Running(NamedTuple):
     memory: _Memory
 
 
-def _pinned() -> tuple[Path, bytes]:
+def _find_runtime() -> tuple[Path, bytes]:
     """The path of the interpreter, and Python's library.
 
     Raises:
@@ -241,7 +241,7 @@ def _engine() -> Any:
     return wasmtime.Engine(config)
 
 
-def _compiled(engine: Any, wasm: Path) -> Any:
+def _compile_module(engine: Any, wasm: Path) -> Any:
     """The interpreter as machine code, from the cache if it is there."""
     import wasmtime
 

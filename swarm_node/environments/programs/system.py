@@ -214,7 +214,7 @@ class System:
         if file not in self._positions:
             return _BADF
         position = self._positions[file]
-        total = self._copied(memory, file, position, _vectors(memory, vectors, count))
+        total = self._copy_from_file(memory, file, position, _vectors(memory, vectors, count))
         memory.write(at, struct.pack("<I", total))
         self._positions[file] = position + total
         return _OK
@@ -224,7 +224,7 @@ class System:
     ) -> int:
         if file == STDIN or file not in self._positions:
             return _SPIPE
-        total = self._copied(memory, file, offset, _vectors(memory, vectors, count))
+        total = self._copy_from_file(memory, file, offset, _vectors(memory, vectors, count))
         memory.write(at, struct.pack("<I", total))
         return _OK
 
@@ -245,7 +245,7 @@ class System:
     def _fd_advise(self, _memory: Memory, *_arguments: int) -> int:
         return _OK
 
-    def _copied(
+    def _copy_from_file(
         self, memory: Memory, file: int, position: int, vectors: Iterator[tuple[int, int]]
     ) -> int:
         """Copy from a file to where a program wants it. Returns the number of bytes."""

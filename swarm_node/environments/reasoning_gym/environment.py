@@ -18,8 +18,8 @@ from typing import Any, Literal, cast
 
 from swarm_node.environments.answers.final import MAX_SCORED_CHARS, last_tagged, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
-from swarm_node.environments.extras import installed, refusal
-from swarm_node.environments.lists.answer_forms import written
+from swarm_node.environments.extras import installed_extras, refusal
+from swarm_node.environments.lists.answer_forms import write_answer
 from swarm_node.environments.reasoning_gym import data_sets, scorers
 from swarm_node.errors import ConfigError, instead
 from swarm_node.rollout import SEED_LIMIT, TaskRef
@@ -145,7 +145,7 @@ class _ReasoningGym:
         instruction: str,
         strict: bool,
     ) -> None:
-        if NAME not in installed():
+        if NAME not in installed_extras():
             raise ConfigError(refusal(NAME))
         if not families:
             raise ConfigError("environment.options.datasets names no dataset: name at least one")
@@ -175,10 +175,10 @@ class _ReasoningGym:
         right = task.payload["answer"]
         return None if right is None else str(right)
 
-    def written(self, task: Task) -> str | None:
+    def reference_completion(self, task: Task) -> str | None:
         """The right answer as the instruction asks for it."""
         right = self.answer(task)
-        return None if right is None else written(right, self._suffix) or right
+        return None if right is None else write_answer(right, self._suffix) or right
 
     def score(self, task: Task, text: str) -> float:
         """Scores the content of the last <answer></answer>, else the whole text, stripped. Only the
@@ -268,7 +268,7 @@ def _scoring(name: str) -> str:
 @functools.cache
 def preset_versions() -> Mapping[str, str]:
     """The presets by their versions here; none without the package."""
-    if NAME not in installed():
+    if NAME not in installed_extras():
         return {}
     return {
         _version(families, "binary", INSTRUCTIONS.get(name, ""), False): name

@@ -129,15 +129,15 @@ class _ExpressionReader(Generic[_Value]):
             value = self.expression(self._grammar.prefix[first], depth + 1)
             return self._algebra.prefix(first, value)
         if first == "(":
-            return self._closed(depth)
+            return self._read_closing(depth)
         if not (first[:1].isalnum() or first[:1] == "."):
             raise BadExpressionError("a value is missing")
         if self._peek() != "(":
             return self._algebra.atom(first)
         self.position += 1
-        return self._algebra.call(first, self._closed(depth))
+        return self._algebra.call(first, self._read_closing(depth))
 
-    def _closed(self, depth: int) -> _Value:
+    def _read_closing(self, depth: int) -> _Value:
         value = self.expression(0, depth + 1)
         if self._peek() != ")":
             raise BadExpressionError("a parenthesis is not closed")
@@ -164,9 +164,9 @@ class Exact:
 
     def binary(self, operator: str, left: Fraction, right: Fraction) -> Fraction:
         if operator == "**":
-            return _bounded(self._power(left, right))
+            return _check_bounds(self._power(left, right))
         operation: Callable[[Fraction, Fraction], Fraction | int] = _EXACT[operator]
-        return _bounded(Fraction(operation(left, right)))
+        return _check_bounds(Fraction(operation(left, right)))
 
     def call(self, name: str, value: Fraction) -> Fraction:
         raise BadExpressionError("no functions here")
@@ -188,7 +188,7 @@ _EXACT: Mapping[str, Callable[[Fraction, Fraction], Fraction | int]] = {
 }
 
 
-def _bounded(value: Fraction) -> Fraction:
+def _check_bounds(value: Fraction) -> Fraction:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > MAX_BITS:
         raise BadExpressionError("too large a number")
     return value

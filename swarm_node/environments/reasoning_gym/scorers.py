@@ -96,13 +96,13 @@ def _as_list(render: Callable[[Any, Any], str]) -> Scorer:
     """Make a scorer that gives a tenth for the right answer as a Python list. `render` writes a
     list in the form of a right answer."""
 
-    def scored(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
+    def score_entry(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
         answer, right = answer.strip(), entry["answer"].strip()
         if answer == right:
             return 1.0
         return 0.1 if render(dataset, _literal(answer)) == right else 0.0
 
-    return scored
+    return score_entry
 
 
 def _n_queens(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
@@ -112,7 +112,7 @@ def _n_queens(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
     return 0.5 if dataset._board_to_string(_literal(answer)) in solutions else 0.0
 
 
-def _countdown(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
+def _score_countdown(dataset: Any, answer: str, entry: Mapping[str, Any]) -> float:
     try:
         value = float(compute(answer, ARITHMETIC, Exact()))
     except (BadExpressionError, ArithmeticError):
@@ -205,7 +205,7 @@ def _spell_backward(dataset: Any, answer: str, entry: Mapping[str, Any]) -> floa
 OWN: Mapping[str, Scorer] = {
     "binary_matrix": _as_list(lambda dataset, items: str(dataset._matrix_to_str(items))),
     "bitwise_arithmetic": _bitwise_arithmetic,
-    "countdown": _countdown,
+    "countdown": _score_countdown,
     "game_of_life_halting": _game_of_life_halting,
     "intermediate_integration": _integration,
     "n_queens": _n_queens,

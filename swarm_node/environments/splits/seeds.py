@@ -13,26 +13,26 @@ from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT
 
 def task_seed(*parts: str | int | bytes) -> int:
     """A training seed in [0, HELD_OUT_SEED) that depends on every part and on their order."""
-    return _hashed(b"swarm-node/task-seed/1", parts) % HELD_OUT_SEED
+    return _hash_parts(b"swarm-node/task-seed/1", parts) % HELD_OUT_SEED
 
 
 def held_out_seed(*parts: str | int | bytes) -> int:
     """An evaluation seed in [HELD_OUT_SEED, SEED_LIMIT), where no training seed lies."""
-    return HELD_OUT_SEED + _hashed(b"swarm-node/held-out-seed/1", parts) % (
+    return HELD_OUT_SEED + _hash_parts(b"swarm-node/held-out-seed/1", parts) % (
         SEED_LIMIT - HELD_OUT_SEED
     )
 
 
-def _hashed(domain: bytes, parts: tuple[str | int | bytes, ...]) -> int:
+def _hash_parts(domain: bytes, parts: tuple[str | int | bytes, ...]) -> int:
     digest = hashlib.sha256(domain)
     for part in parts:
-        tag, raw = _encoded(part)
+        tag, raw = _encode_part(part)
         # Tag and length keep ("ab", "c"), ("a", "bc") and ("1", 1) apart.
         digest.update(tag + len(raw).to_bytes(8, "big") + raw)
     return int.from_bytes(digest.digest()[:16], "big")
 
 
-def _encoded(part: str | int | bytes) -> tuple[bytes, bytes]:
+def _encode_part(part: str | int | bytes) -> tuple[bytes, bytes]:
     match part:
         case bytes():
             return b"b", part

@@ -72,7 +72,7 @@ def with_split(version: str) -> str:
     return version + _SUFFIX
 
 
-def described(version: str) -> str:
+def describe_version(version: str) -> str:
     """The environment's own part of a version, with the release of another split beside it."""
     match = _SUFFIXED.fullmatch(version)
     if match is None:
@@ -83,7 +83,7 @@ def described(version: str) -> str:
 def release_needed(version: str) -> str:
     """The release that this node needs, because `version` is of another split than its own; "" for
     the same."""
-    return release_remedy(described(version))
+    return release_remedy(describe_version(version))
 
 
 def release_remedy(text: str) -> str:

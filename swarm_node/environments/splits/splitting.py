@@ -152,8 +152,8 @@ class SplitEnvironment:
         self._has_question = hasattr(inner, "question")
         self._question: Callable[[Task], str] = getattr(inner, "question", inner.render)
         self._answer: Callable[[Task], str | None] | None = getattr(inner, "answer", None)
-        self._formatted_answer: Callable[[Task], str | None] | None = getattr(
-            inner, "written", self._answer
+        self._reference_completion: Callable[[Task], str | None] | None = getattr(
+            inner, "reference_completion", self._answer
         )
         self._place: Callable[[Task], str] | None = getattr(inner, "place", None)
         bounds: Mapping[str, int] = getattr(inner, "held_out_bounds", {})
@@ -166,7 +166,7 @@ class SplitEnvironment:
         check_ref(self, ref)
         counts: Counter[str] = Counter()
         for seed in self._seeds(ref):
-            task = self._made(ref.family, seed)
+            task = self._make_task(ref.family, seed)
             question = self._question(task)
             if self._held_out(ref.family, question) == ref.held_out:
                 prompt = None if self._has_question else question
@@ -177,14 +177,14 @@ class SplitEnvironment:
         raise UnknownTaskError(_refusal(ref.family, ref.held_out, 0, counts))
 
     def render(self, task: Task) -> str:
-        prompt = self._asked(task)
+        prompt = self._bare_prompt(task)
         if not self.asking.examples:
             return prompt
         key = canonical(self.question(task))
         shots = [shot for shot in self._solved_examples(task.ref.family) if shot.question != key]
         return few_shot(shots[: self.asking.examples], prompt)
 
-    def _asked(self, task: Task) -> str:
+    def _bare_prompt(self, task: Task) -> str:
         """The prompt without examples."""
         if isinstance(task, SplitTask) and task.prompt is not None:
             return task.prompt  # another call could give a text of the other side
@@ -201,9 +201,9 @@ class SplitEnvironment:
         for index in range(MAX_DRAWS):
             seed = task_seed("example", family, index)
             task = self.derive(TaskRef(self.name, self.version, family, seed))
-            key, right = canonical(self.question(task)), self.written(task)
+            key, right = canonical(self.question(task)), self.reference_completion(task)
             if right is not None:
-                shots.setdefault(key, Solved(key, self._asked(task), right))
+                shots.setdefault(key, Solved(key, self._bare_prompt(task), right))
             if len(shots) > self.asking.examples:
                 return tuple(shots.values())
         raise UnknownTaskError(
@@ -246,18 +246,19 @@ class SplitEnvironment:
         """True for a list of questions whose right answers are known."""
         return bool(self.sizes) and self._answer is not None
 
-    def written(self, task: Task) -> str | None:
+    def reference_completion(self, task: Task) -> str | None:
         """The right answer of a task in the form that its prompt asks for, None where none is
         known.
 
         Raises:
             UnknownTaskError: the environment gives something else than a text.
         """
-        right = None if self._formatted_answer is None else self._formatted_answer(_inner(task))
+        compute = self._reference_completion
+        right = None if compute is None else compute(_inner(task))
         if right is not None and not isinstance(right, str):
             raise UnknownTaskError(
-                f"{self.name}: answer() must return a text or None, and written() too, and not "
-                f"{type(right).__name__}: return str(...)"
+                f"{self.name}: answer() and reference_completion() must return a text or None, "
+                f"not {type(right).__name__}: return str(...)"
             )
         return right
 
@@ -277,7 +278,9 @@ class SplitEnvironment:
                 if hits >= _ENOUGH or is_late:
                     break
                 try:
-                    question = self._question(self._made(family, hashed("split", family, index)))
+                    question = self._question(
+                        self._make_task(family, hashed("split", family, index))
+                    )
                 except Exception as error:  # noqa: BLE001 - foreign code may raise anything
                     failure = failure or f"; one failed ({type(error).__name__}: {error})"
                     continue
@@ -304,7 +307,7 @@ class SplitEnvironment:
         for draw in range(1, MAX_DRAWS + 1):
             yield next_seed(ref, draw)
 
-    def _made(self, family: str, seed: int) -> Task:
+    def _make_task(self, family: str, seed: int) -> Task:
         inner = self._inner
         return inner.derive(TaskRef(inner.name, inner.version, family, seed))
 

@@ -60,7 +60,7 @@ def survey(
         seed = (held_out_seed if held_out else task_seed)("survey", family, count)
         task = environment.derive(TaskRef(environment.name, environment.version, family, seed))
         sides[held_out][canonical(environment.question(task))] += 1
-        right = environment.written(task)
+        right = environment.reference_completion(task)
         if right is not None and _sendable(right):
             answers[right] += 1
         count += 1

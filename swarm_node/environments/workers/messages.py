@@ -34,7 +34,7 @@ class Sandbox:
         """Check that code that a text injects can reach nothing outside its process."""
         return self.files and self.system_calls
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """`confined`, or what is missing and what it needs."""
         gaps = [
             *([] if self.files else ["files (needs Linux 5.13 with Landlock)"]),

@@ -131,7 +131,7 @@ class PeersAttempts(Generic[_Sent, _Given]):
             if step is Step.CONTROL:
                 step = next_step(self._past, await self._control_passes())
             if step is not Step.AGAIN:
-                return self._found(step, result)
+                return self._finding(step, result)
             await self.worker.close()
             await asyncio.sleep(_PAUSE_SECONDS * 2 ** (len(self._past) - 1))
 
@@ -142,19 +142,19 @@ class PeersAttempts(Generic[_Sent, _Given]):
             answers = await self.request.answer(self.request.inputs, self.limits.scoring)
         except UnknownTaskError as error:
             self._task_error = error
-            return "own" if self.worker.cramped else "unknown"
+            return "own" if self.worker.has_lower_limits else "unknown"
         except WorkerLostError as lost_error:
             # A scoring worker that was killed by somebody else cost the author what it had used by
             # then.
             max_seconds = self.limits.deriving + self.limits.scoring
             if lost_error.reason != "asleep":  # the whole wait counts there
                 self._scoring_seconds += min(lost_error.processor_seconds, max_seconds)
-            return "own" if self.worker.cramped else lost_error.reason
+            return "own" if self.worker.has_lower_limits else lost_error.reason
         except ChildError:  # no scoring worker can be started now
             return "own"
         if not any(self.request.exception_of(item) in _STARVED for item in answers):
             return answers
-        if self.worker.cramped:
+        if self.worker.has_lower_limits:
             return "own"
         if answers == self._starved_answers:
             return answers  # so it is with these texts
@@ -172,9 +172,9 @@ class PeersAttempts(Generic[_Sent, _Given]):
                 await self.request.answer(self.request.control, self.limits.scoring)
         except (ChildError, UnknownTaskError):
             return False
-        return not self.worker.cramped
+        return not self.worker.has_lower_limits
 
-    def _found(self, step: Step, reason: Reason) -> PeersScore[_Given]:
+    def _finding(self, step: Step, reason: Reason) -> PeersScore[_Given]:
         """The finding as a value, or as the error of a task that cannot be made."""
         place = f"{self.ref[2]}/{self.ref[3]}"
         if step is Step.ASLEEP:  # all others waited for it, so all of it counts

@@ -37,7 +37,7 @@ async def answers_scored(
         except WorkerLostError as error:
             if error.reason in SUSPECT | WAITED or tries == OWN_TRIES:
                 if len(refs) == 1:
-                    return await _named(
+                    return await _name_failed_answer(
                         worker, refs, limits, f"ends its scoring worker ({error.reason})"
                     )
                 break
@@ -51,7 +51,7 @@ async def answers_scored(
     return AnswersScored(first.known + second.known, [*first.failed, *second_failures])
 
 
-async def _named(
+async def _name_failed_answer(
     worker: ScoringWorker, refs: Sequence[PlainRef], limits: Limits, reason: str
 ) -> AnswersScored:
     """The failed answer of one task, with its place unless naming it ends the scoring worker

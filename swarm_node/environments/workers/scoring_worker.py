@@ -214,7 +214,7 @@ def right_answer(environment: SplitEnvironment, task: Task) -> tuple[str, str] |
         UnknownTaskError: the environment fails to say it.
     """
     try:
-        text, place = environment.written(task), environment.place(task)
+        text, place = environment.reference_completion(task), environment.place(task)
         return None if text is None else (str(text), place[:_MAX_NAME])
     except UnknownTaskError:
         raise
@@ -236,7 +236,7 @@ def fault_of(environment: SplitEnvironment, task: Task, right: str) -> str:
     return "" if verdict.reward >= 1.0 - ROUNDING else f"scores {verdict.reward:g}"
 
 
-def shown(text: str) -> str:
+def excerpt(text: str) -> str:
     """The beginning of a text, as a frame can carry it."""
     prefix = text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"
     return prefix.encode(errors="replace").decode()
@@ -253,7 +253,9 @@ def rerun(environment: SplitEnvironment, task: Task, transcript: Transcript) -> 
             try:
                 observation = environment.observation(task, texts[:count])
             except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code may also exit
-                return RerunLine(observations, True, TextVerdict(0.0, "observation", _named(error)))
+                return RerunLine(
+                    observations, True, TextVerdict(0.0, "observation", _error_name(error))
+                )
             if observation is not None and not _sendable(observation):
                 return RerunLine(observations, True, TextVerdict(0.0, "observation"))
         if observation is None:
@@ -272,7 +274,7 @@ def _sendable(observation: object) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in observation)
 
 
-def _named(error: BaseException) -> str:
+def _error_name(error: BaseException) -> str:
     name = type(error).__name__[:_MAX_NAME]
     return name if name.isascii() and name.isidentifier() else "Exception"
 
@@ -281,7 +283,7 @@ def _verdict(reward_of: Callable[[], float]) -> TextVerdict:
     try:
         reward = float(reward_of())
     except Exception as error:  # noqa: BLE001 - foreign code on hostile text may raise anything
-        return TextVerdict(0.0, raised=_named(error))
+        return TextVerdict(0.0, raised=_error_name(error))
     if not (math.isfinite(reward) and -ROUNDING <= reward <= 1.0 + ROUNDING):
         return TextVerdict(0.0, fault="out_of_range")
     return TextVerdict(min(max(reward, 0.0), 1.0))
@@ -355,7 +357,7 @@ class Scorer:
             return survey(self._environment, request.family, request.draws, request.seconds, now)
 
     def _score(self, request: Score) -> list[TextVerdict]:
-        task = self._derived()
+        task = self._derive_task()
         with _limit(_SCORING_TIMER, request.seconds):
             return [score_text(self._environment, task, text) for text in request.texts]
 
@@ -370,7 +372,7 @@ class Scorer:
         known_count, failures = 0, list[FailedAnswer]()
         for index, ref in enumerate(request.refs):
             self._derive(Derive([ref], request.derive_seconds))
-            environment, task = self._environment, self._derived()
+            environment, task = self._environment, self._derive_task()
             with _limit(_SCORING_TIMER, request.seconds):
                 right = right_answer(environment, task)
                 reason = (
@@ -380,17 +382,17 @@ class Scorer:
                 continue
             known_count += 1
             if reason or request.name:
-                failures.append(FailedAnswer(index, right[1], shown(right[0]), reason))
+                failures.append(FailedAnswer(index, right[1], excerpt(right[0]), reason))
         return AnswersScored(known_count, failures)
 
     def _rerun(self, request: RerunRollouts) -> list[RerunLine]:
-        task = self._derived()
+        task = self._derive_task()
         with _limit(_SCORING_TIMER, request.seconds):
             return [
                 rerun(self._environment, task, transcript) for transcript in request.transcripts
             ]
 
-    def _derived(self) -> Task:
+    def _derive_task(self) -> Task:
         if self._task is None:
             raise UnknownTaskError("no task was derived")
         return self._task

@@ -37,7 +37,7 @@ class SleepLimit:
         self._loop = asyncio.get_running_loop()
 
     @property
-    def reached(self) -> bool:
+    def is_reached(self) -> bool:
         return self._left <= 0
 
     def __enter__(self) -> Self:
@@ -55,7 +55,7 @@ class SleepLimit:
         # A pause counts as it was planned: this node may have been stopped for longer.
         if asleep(self._pid):
             self._left -= pause
-        if self.reached:
+        if self.is_reached:
             self._deadline.reschedule(self._loop.time())
         else:
             self._wait()

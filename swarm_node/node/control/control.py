@@ -55,7 +55,7 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.metrics.history import CHARTS, HistoryReport
 from swarm_node.node.metrics.samples import SampleRow, SamplesReport
 from swarm_node.node.metrics.snapshot import SCHEMA, EvalPoint, NetworkReport, PingReport, Snapshot
-from swarm_node.page.entrance import Entrance, Key, bearer, decoded, is_local, is_one_of
+from swarm_node.page.entrance import Entrance, Key, bearer, decode_answer, is_local, is_one_of
 from swarm_node.page.event_log import EventReport
 from swarm_node.page.events import Events
 from swarm_node.page.files import serve_file
@@ -262,16 +262,16 @@ class ControlServer:
         )
 
     async def _get_network(self, _: web.Request) -> web.Response:
-        return await self._answered(self._network)
+        return await self._answer(self._network)
 
     async def _post_eval(self, _: web.Request) -> web.Response:
-        return await self._answered(self._evaluate)
+        return await self._answer(self._evaluate)
 
     async def _post_ping(self, request: web.Request) -> web.Response:
         ping = await _body(request, PingRequest)
-        return await self._answered(lambda: self._ping(ping.peer_id, ping.seconds))
+        return await self._answer(lambda: self._ping(ping.peer_id, ping.seconds))
 
-    async def _answered(self, work: Callable[[], Awaitable[Any]]) -> web.Response:
+    async def _answer(self, work: Callable[[], Awaitable[Any]]) -> web.Response:
         try:
             return _json(await work())
         except SwarmNodeError as error:
@@ -308,7 +308,7 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", "/v1/status"), Snapshot)
+        return decode_answer(await self._call("GET", "/v1/status"), Snapshot)
 
     async def history(self, start_time: float = 0.0) -> HistoryReport:
         """The rows of the node's history after the Unix second `start_time`.
@@ -316,7 +316,9 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", f"/v1/history?since={start_time!r}"), HistoryReport)
+        return decode_answer(
+            await self._call("GET", f"/v1/history?since={start_time!r}"), HistoryReport
+        )
 
     async def samples(self) -> SamplesReport:
         """Some answers of the node and its peers.
@@ -324,7 +326,7 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", "/v1/samples"), SamplesReport)
+        return decode_answer(await self._call("GET", "/v1/samples"), SamplesReport)
 
     async def network(self) -> NetworkReport:
         """Return how members reach the node now. It asks members, which takes seconds.
@@ -332,23 +334,23 @@ class ControlClient:
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
-        return decoded(await self._call("GET", _NETWORK, 60), NetworkReport)
+        return decode_answer(await self._call("GET", _NETWORK, 60), NetworkReport)
 
-    async def served(self) -> ServedAt:
+    async def fetch_served(self) -> ServedAt:
         """Return the access of OpenAI's clients, and the model that answers them.
 
         Raises:
             NotRunningError: nothing runs there, or it does not answer.
         """
         port = self._address().port
-        models = decoded(await self._call("GET", MODELS), ModelList)
+        models = decode_answer(await self._call("GET", MODELS), ModelList)
         return ServedAt(
             f"http://127.0.0.1:{port}/v1", self._file.with_name(TOKEN_FILE), models.data[0]
         )
 
     async def evaluate(self) -> EvalPoint:
         """Have the node measure reward on unseen and on seen texts now."""
-        return decoded(await self._call("POST", "/v1/eval", 300), EvalPoint)
+        return decode_answer(await self._call("POST", "/v1/eval", 300), EvalPoint)
 
     async def ping(self, peer_id: str, seconds: float) -> PingReport:
         """Have the node make one round trip to a peer, which has `seconds` to answer.
@@ -358,7 +360,7 @@ class ControlClient:
             SwarmNodeError: the node does not know this peer.
         """
         request, patience = PingRequest(peer_id, seconds), seconds + _FINDING_SECONDS
-        return decoded(await self._call("POST", "/v1/ping", patience, request), PingReport)
+        return decode_answer(await self._call("POST", "/v1/ping", patience, request), PingReport)
 
     async def reload(self) -> Reloaded:
         """Have the node read its settings again.
@@ -367,12 +369,12 @@ class ControlClient:
             NotRunningError: nothing runs there, or it does not answer.
             SwarmNodeError: they are refused, and stay as they are.
         """
-        return decoded(await self._call("POST", "/v1/reload"), Reloaded)
+        return decode_answer(await self._call("POST", "/v1/reload"), Reloaded)
 
     async def page(self) -> str:
         """Return a URL that opens the page in a browser; it is valid for one minute and one use."""
         port = self._address().port
-        key = decoded(await self._call("POST", "/v1/key"), Key)
+        key = decode_answer(await self._call("POST", "/v1/key"), Key)
         return f"http://127.0.0.1:{port}/#{key.key}"
 
     async def stop(self) -> None:
@@ -416,7 +418,7 @@ class ControlClient:
     def _address(self) -> _Address:
         try:
             with open_regular(self._file) as file:
-                return decoded(file.read(MAX_BODY), _Address)
+                return decode_answer(file.read(MAX_BODY), _Address)
         except FileNotFoundError:
             raise Home(self._file.parent).not_running() from None
         except (OSError, SwarmNodeError) as error:

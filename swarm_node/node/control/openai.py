@@ -31,7 +31,7 @@ from swarm_node.node.control.openai_wire import (
     TextRequest,
     error_of,
     messages_of,
-    parsed,
+    parse_request,
     prompts_of,
     usage_of,
 )
@@ -111,33 +111,33 @@ class OpenAIServer:
         self._guests.end()
 
     @property
-    def served(self) -> ServedModel:
+    def served_model(self) -> ServedModel:
         """The model as it is listed."""
         guests, codec = self._guests, self._codec
         return ServedModel(self._model, self._created_at, guests.version, codec.positions)
 
     async def _list(self, _: web.Request) -> web.Response:
-        return _json(ModelList([self.served]))
+        return _json(ModelList([self.served_model]))
 
     async def _one(self, request: web.Request) -> web.Response:
         if request.match_info["id"] != self._model:
-            return _refusal(self._unknown(request.match_info["id"]))
-        return _json(self.served)
+            return _refusal(self._unknown_model_error(request.match_info["id"]))
+        return _json(self.served_model)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, ChatRequest)
+        return await self._answer(request, ChatRequest)
 
     async def _text(self, request: web.Request) -> web.StreamResponse:
-        return await self._answered(request, TextRequest)
+        return await self._answer(request, TextRequest)
 
-    async def _answered(
+    async def _answer(
         self, request: web.Request, kind: type[ChatRequest] | type[TextRequest]
     ) -> web.StreamResponse:
         try:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await request.read()
-            api_request = parsed(body, kind)
-            sample_requests = self._wanted(api_request)
+            api_request = parse_request(body, kind)
+            sample_requests = self._sample_requests(api_request)
         except web.HTTPRequestEntityTooLarge as error:
             text = f"the body is larger than {request.client_max_size} bytes"
             return _refusal(BadRequestError(text, status=error.status))
@@ -145,7 +145,7 @@ class OpenAIServer:
             return _refusal(BadRequestError("a body arrives at once", status=408))
         except BadRequestError as error:
             return _refusal(error)
-        answers = self._queued(sample_requests, lambda: _gone(request))
+        answers = self._queue_and_wait(sample_requests, lambda: _is_gone(request))
         if answers is None:
             return _busy()
         conversation = _Conversation(
@@ -159,13 +159,13 @@ class OpenAIServer:
             for answer in answers:
                 answer.leave()
 
-    def _wanted(self, api_request: ChatRequest | TextRequest) -> list[SampleRequest]:
+    def _sample_requests(self, api_request: ChatRequest | TextRequest) -> list[SampleRequest]:
         """
         Raises:
             BadRequestError: the policy cannot be asked this.
         """
         if api_request.model != self._model:
-            raise self._unknown(api_request.model)
+            raise self._unknown_model_error(api_request.model)
         if isinstance(api_request, ChatRequest):
             try:
                 prompts = [self._codec.encode_chat(messages_of(api_request))]
@@ -191,12 +191,12 @@ class OpenAIServer:
                 api_request.heat,
                 guest=True,
                 top_p=api_request.top_p or 1.0,
-                top_logprobs=api_request.ranked,
+                top_logprobs=api_request.top_logprob_count,
             )
             for place, ids in enumerate(prompts)
         ]
         refusal = self._guests.refusal(sample_requests[0])
-        if api_request.ranked is not None and not self._codec.spells_bytes:
+        if api_request.top_logprob_count is not None and not self._codec.spells_bytes:
             refusal = "log-probs need a tokenizer of byte-level BPE, and this model has another"
         if refusal:
             raise BadRequestError(refusal, "logprobs", "unsupported_parameter")
@@ -219,7 +219,7 @@ class OpenAIServer:
             )
         return min(max_tokens, left)
 
-    def _queued(
+    def _queue_and_wait(
         self, sample_requests: Sequence[SampleRequest], is_gone: Callable[[], bool]
     ) -> list[SampledChoices] | None:
         """The answers to all prompts, or None if there is no room for them all."""
@@ -233,7 +233,7 @@ class OpenAIServer:
             queued.append(answers)
         return queued
 
-    def _unknown(self, name: str) -> BadRequestError:
+    def _unknown_model_error(self, name: str) -> BadRequestError:
         text = f"there is no model {name[:80]!r} here: this node serves {self._model!r}"
         return BadRequestError(text, "model", "model_not_found", 404)
 
@@ -253,7 +253,7 @@ class _Conversation:
         self._rows = [(item, row) for item in answers for row in item.rows]
         self._texts = [AnswerText(codec.decode, api_request.stops) for _ in self._rows]
         self._codec = codec
-        self._wants_logprobs = api_request.ranked is not None
+        self._wants_logprobs = api_request.top_logprob_count is not None
         self._finishes: list[Finish | None] = [None] * len(self._rows)
         self._prompt_tokens = sum(len(item.prompt_ids) for item in sample_requests)
         self._counts = bool(api_request.stream_options and api_request.stream_options.include_usage)
@@ -266,7 +266,7 @@ class _Conversation:
     async def whole(self) -> web.Response:
         async for _ in self._news():
             pass
-        failure = self._failed()
+        failure = self._failure_reason()
         if failure is not None:
             return _json(error_of(failure, "server_error"), 503)
         texts = [answer.text for answer in self._texts]
@@ -286,7 +286,7 @@ class _Conversation:
                 version = self._rows[place][0].version
                 piece = self._reply.piece(place, new, logprobs, end, version)
                 await _send(request, response, piece)
-            failure = self._failed()
+            failure = self._failure_reason()
             if failure is not None:
                 await _send(request, response, error_of(failure, "server_error"))
             elif self._counts:
@@ -333,7 +333,7 @@ class _Conversation:
     def _usage(self) -> dict[str, int]:
         return usage_of(self._prompt_tokens, sum(len(row.ids) for _, row in self._rows))
 
-    def _failed(self) -> str | None:
+    def _failure_reason(self) -> str | None:
         """Say why the answers are not whole; None if they are."""
         errors: list[SwarmNodeError] = [answer.error for answer in self._answers if answer.error]
         if errors:
@@ -341,7 +341,7 @@ class _Conversation:
         return None if all(self._finishes) else "the node stops, or the request was dropped"
 
 
-def _gone(request: web.Request) -> bool:
+def _is_gone(request: web.Request) -> bool:
     return request.transport is None or request.transport.is_closing()
 
 

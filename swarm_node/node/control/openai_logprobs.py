@@ -65,9 +65,10 @@ class AnswerLogprobs:
 
     def _entry(self, token: SpeltToken, ranked_token: RankedToken) -> dict[str, Any]:
         likeliest = [
-            _said(self._spell(token_id), logprob) for token_id, logprob in ranked_token.likeliest
+            _format_logprob(self._spell(token_id), logprob)
+            for token_id, logprob in ranked_token.likeliest
         ]
-        return {**_said(token, ranked_token.logprob), "top_logprobs": likeliest}
+        return {**_format_logprob(token, ranked_token.logprob), "top_logprobs": likeliest}
 
     def _likeliest(self, token: SpeltToken, ranked_token: RankedToken) -> dict[str, float]:
         """Log-probs by text, that of the answer's token among them. Of two tokens with one text the
@@ -79,6 +80,6 @@ class AnswerLogprobs:
         return logprobs
 
 
-def _said(token: SpeltToken, logprob: float) -> dict[str, Any]:
+def _format_logprob(token: SpeltToken, logprob: float) -> dict[str, Any]:
     data = None if token.data is None else list(token.data)
     return {"token": token.text, "logprob": logprob, "bytes": data}

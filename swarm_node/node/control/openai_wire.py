@@ -93,7 +93,7 @@ class ChatRequest(_Sampling, frozen=True, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_RANKED)] | None = None
 
     @property
-    def ranked(self) -> int | None:
+    def top_logprob_count(self) -> int | None:
         """Number of likeliest tokens to report beside each token's log-prob, if that is wanted."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -105,12 +105,14 @@ class TextRequest(_Sampling, frozen=True, kw_only=True):
     logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
 
     @property
-    def ranked(self) -> int | None:
+    def top_logprob_count(self) -> int | None:
         """See `ChatRequest.ranked`."""
         return self.logprobs
 
 
-def parsed(body: bytes, kind: type[ChatRequest] | type[TextRequest]) -> ChatRequest | TextRequest:
+def parse_request(
+    body: bytes, kind: type[ChatRequest] | type[TextRequest]
+) -> ChatRequest | TextRequest:
     """The request in a body.
 
     Raises:
@@ -222,13 +224,13 @@ class AnswerText:
         if ends:
             self.is_stopped, text = True, text[: min(ends)[1]]
         elif not is_finished:
-            text = self._settled(text)
+            text = self._settle_text(text)
         if len(text) <= len(self.text):
             return ""
         new, self.text = text[len(self.text) :], text
         return new
 
-    def _settled(self, text: str) -> str:
+    def _settle_text(self, text: str) -> str:
         text = text.rstrip("\N{REPLACEMENT CHARACTER}")
         held_chars = max(
             (n for stop in self._stops for n in range(len(stop)) if text.endswith(stop[:n])),

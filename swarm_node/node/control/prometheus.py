@@ -53,7 +53,7 @@ def _about(shot: Snapshot) -> Iterator[Metric]:
     if shot.membership is not None:
         description = "When the membership ends, in Unix seconds."
         yield _gauge("membership_end_timestamp_seconds", description, shot.membership.until)
-    links = [(link, _linked(shot.peers, link)) for link in ("direct", "relayed", "none")]
+    links = [(link, _count_linked(shot.peers, link)) for link in ("direct", "relayed", "none")]
     description = f"Peers heard in the last {SEEN_SECONDS:g} seconds, by how they are reached."
     yield _gauge("peers", description, [({"link": link}, count) for link, count in links])
     yield _counter("faults", "Faults of the node's own parts.", _by("part", shot.faults))
@@ -102,15 +102,15 @@ _Samples = float | Iterable[tuple[Mapping[str, str], float]]
 
 
 def _gauge(name: str, description: str, samples: _Samples) -> Metric:
-    return _filled(GaugeMetricFamily(f"swarm_node_{name}", description), samples)
+    return _fill_metric(GaugeMetricFamily(f"swarm_node_{name}", description), samples)
 
 
 def _counter(name: str, description: str, samples: _Samples) -> Metric:
     """A counter; `_total` is added to its name."""
-    return _filled(CounterMetricFamily(f"swarm_node_{name}", description), samples, "_total")
+    return _fill_metric(CounterMetricFamily(f"swarm_node_{name}", description), samples, "_total")
 
 
-def _filled(family: Metric, samples: _Samples, suffix: str = "") -> Metric:
+def _fill_metric(family: Metric, samples: _Samples, suffix: str = "") -> Metric:
     pairs = [({}, samples)] if isinstance(samples, int | float) else samples
     for labels, value in pairs:
         family.add_sample(family.name + suffix, dict(labels), value)
@@ -121,7 +121,7 @@ def _by(label: str, counts: Mapping[str, float]) -> list[tuple[Mapping[str, str]
     return [({label: key}, value) for key, value in sorted(counts.items())]
 
 
-def _linked(peers: Iterable[PeerRow], link: str) -> int:
+def _count_linked(peers: Iterable[PeerRow], link: str) -> int:
     return sum(
         peer.seconds_since_seen <= SEEN_SECONDS
         and link == ("none" if peer.via is None else "relayed" if peer.via else "direct")

@@ -81,7 +81,7 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
         HomeError: `out` exists or cannot be written, or the home cannot be read.
     """
     if out.exists():
-        raise _taken(out)
+        raise _taken_error(out)
     home.swarm()  # or there is nothing to keep
     small_files = [home.path / name for name in SMALL_FILES if (home.path / name).exists()]
     large_files = sorted(checkpoint.iterdir()) if checkpoint is not None else []
@@ -106,13 +106,13 @@ def back_up(home: Home, out: Path, *, now: float, checkpoint: Path | None = None
             _append(archive, _MANIFEST, io.BytesIO(manifest), now)
             target.write(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
     except FileExistsError:
-        raise _taken(out) from None
+        raise _taken_error(out) from None
     except (OSError, sqlite3.Error) as error:
         raise HomeError(f"cannot write the backup {out}: {words_of(error)}") from error
     return Backup(int(now), files)
 
 
-def _taken(out: Path) -> HomeError:
+def _taken_error(out: Path) -> HomeError:
     return HomeError(f"{out} exists already", "choose another name for the backup")
 
 

@@ -23,7 +23,7 @@ import structlog
 from swarm_node.errors import ChildError, ConfigError, words_of
 from swarm_node.p2p.addresses.addresses import unused_port
 from swarm_node.policy.training.processes.launching import Rendezvous
-from swarm_node.process.frames import HEAD, framed, read_head
+from swarm_node.process.frames import HEAD, make_frame, read_head
 from swarm_node.version import __version__
 
 _MOST_BYTES = 4096
@@ -112,7 +112,7 @@ async def receive(reader: asyncio.StreamReader, message_type: type[_Message] | A
 
 
 def send(writer: asyncio.StreamWriter, message: msgspec.Struct) -> None:
-    writer.write(framed(0, msgspec.msgpack.encode(message)))
+    writer.write(make_frame(0, msgspec.msgpack.encode(message)))
 
 
 async def shut(writer: asyncio.StreamWriter) -> None:

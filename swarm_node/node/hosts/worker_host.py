@@ -132,11 +132,11 @@ class WorkerHost:
         self._say(f"training as host {task.index} of 0 to {task.hosts - 1}")
         try:
             while child.alive:
-                has_ended = await _ended(reader, _LOOK_SECONDS)
+                has_ended = await _wait_for_end(reader, _LOOK_SECONDS)
                 if has_ended is not None:
                     return has_ended
             self._say("the processes of this host have ended")
-            return bool(await _ended(reader, _LAST_SECONDS))
+            return bool(await _wait_for_end(reader, _LAST_SECONDS))
         finally:
             await child.stop(grace=0.0)
 
@@ -149,7 +149,7 @@ class WorkerHost:
         self._last_message = text
 
 
-async def _ended(reader: asyncio.StreamReader, seconds: float) -> bool | None:
+async def _wait_for_end(reader: asyncio.StreamReader, seconds: float) -> bool | None:
     """Wait for the node's word to a host that trains: True if it ended for good, False if the
     connection breaks without a word, None if nothing happens within `seconds`."""
     try:

@@ -150,7 +150,7 @@ class Tally:
     underway: Underway = field(default_factory=Underway)
     coordinator: CoordinatorRow | None = None
 
-    def sampled(
+    def count_sampled(
         self, group: RolloutGroup, prompt: str, observations: Sequence[Sequence[str]] = ()
     ) -> None:
         """Count the answers of an own group, and keep some for the owner: see `Samples.own`."""
@@ -159,7 +159,7 @@ class Tally:
         )
         self.groups.completions += len(group.completions)
         self.groups.truncated += group.cut
-        self.samples.own(group, prompt, observations)
+        self.samples.add_own(group, prompt, observations)
 
 
 @contextmanager

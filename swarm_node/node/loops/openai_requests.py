@@ -20,7 +20,7 @@ from swarm_node.policy.sampling.sampler import (
     Sampler,
     SampleRequest,
     SelectiveSampler,
-    continued,
+    continue_request,
 )
 from swarm_node.rollout import Completion, Finish, Ranking
 
@@ -67,10 +67,10 @@ class SampledChoices:
     @property
     def over(self) -> bool:
         """Check that no row is to be sampled any more: they ended, failed, or nobody waits."""
-        return self.gone or self.error is not None or all(row.finish for row in self.rows)
+        return self.is_gone or self.error is not None or all(row.finish for row in self.rows)
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Check that nobody waits for the answers."""
         return self._left or self._is_abandoned()
 
@@ -149,11 +149,11 @@ class OpenAIRequests:
         if not turn:
             self._request_event.clear()
             return
-        start_seconds, started_at = self._spent(), self._now()
+        start_seconds, started_at = self._spent_seconds(), self._now()
         try:
             completions = await self._sampler.sample(
                 [
-                    continued(answers.request, place, answers.rows[place].ids, SLICE)
+                    continue_request(answers.request, place, answers.rows[place].ids, SLICE)
                     for answers, place in turn
                 ]
             )
@@ -162,12 +162,12 @@ class OpenAIRequests:
             for answers, _ in turn:
                 answers.fail(failure)
             return
-        used_seconds = self._spent() - start_seconds
+        used_seconds = self._spent_seconds() - start_seconds
         self._rests_until = started_at + used_seconds / self._share
         for (answers, place), (completion,) in zip(turn, completions, strict=True):
             _grow(answers, place, completion)
 
-    def _spent(self) -> float:
+    def _spent_seconds(self) -> float:
         sampler = self._sampler
         return sampler.guest_seconds if isinstance(sampler, MeteredSampler) else 0.0
 

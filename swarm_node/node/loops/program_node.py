@@ -79,7 +79,7 @@ class ProgramPolicy:
         self.extra: Mapping[str, Any] = {}
         self.faults: Mapping[str, int] = {}
 
-    def reached(self, version: int) -> None:
+    def set_version(self, version: int) -> None:
         """Take in a version that the program names. The last one counts: a trainer that goes back
         to a checkpoint has an older version than before."""
         self.version = version
@@ -160,7 +160,7 @@ class ProgramNode(Node):
                 raise CompletionError(
                     f"text {number} for score is a {type(text).__name__}, no text"
                 )
-        return (await self._work.scoring.own(self._ref(task), texts)).rewards
+        return (await self._work.scoring.score_own(self._ref(task), texts)).rewards
 
     async def publish(
         self,
@@ -178,15 +178,15 @@ class ProgramNode(Node):
         """
         codec, version = self._parts.codec, _checked_version(version)
         max_tokens = self.settings.sampling.max_new_tokens
-        all_completions = completed(codec, completions, logprobs, version, max_tokens)
+        all_completions = make_completions(codec, completions, logprobs, version, max_tokens)
         ref, texts = self._ref(task), [completion.text for completion in all_completions]
         async with self._publishing:
             await self._refuse_task(ref)
-            scores = await self._work.scoring.own(ref, texts)
+            scores = await self._work.scoring.score_own(ref, texts)
             check_rewards(texts, rewards, scores.rewards, f"{ref.family}/{ref.seed}")
             policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
             group = RolloutGroup(ref, policy, all_completions, scores.rewards)
-            self._policy.reached(version)
+            self._policy.set_version(version)
             publisher = self._work.exchange.publisher
             previous_count, too_large = publisher.announced, publisher.oversize
             await self._share([LocalGroup(group, scores.prompt)])
@@ -196,7 +196,7 @@ class ProgramNode(Node):
                     "fewer or shorter ones. Nothing was published"
                 )
             is_announced = publisher.announced > previous_count
-        self._tally.sampled(group, scores.prompt)
+        self._tally.count_sampled(group, scores.prompt)
         rejection = check_tokens(codec, group)
         reason = "" if is_announced else rejection.detail if rejection else "all rewards are equal"
         return PublishedGroup(tuple(texts), scores.rewards, is_announced, reason)
@@ -215,7 +215,7 @@ class ProgramNode(Node):
                 f"draw takes 1 to {limit} groups, not {count!r}: experience.external is the most"
             )
         if version is not None:
-            self._policy.reached(_checked_version(version))
+            self._policy.set_version(_checked_version(version))
         if wait > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
@@ -254,7 +254,7 @@ class ProgramNode(Node):
                 continue
             records.append(record)
             if author is not None:
-                author.standing.served()
+                author.standing.count_useful()
         return records
 
     def _ref(self, task: MemberTask) -> TaskRef:
@@ -283,7 +283,7 @@ class ProgramNode(Node):
         return {name: loop for name, loop in super()._loops().items() if name not in outside}
 
 
-def completed(
+def make_completions(
     codec: Codec,
     completions: Sequence[Sequence[int]],
     logprobs: Sequence[Sequence[float]],

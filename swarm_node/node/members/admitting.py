@@ -69,7 +69,7 @@ def invite(
         name=name,
         uses=uses,
     )
-    return _written(home, name, text, now, present)
+    return _write_invitation(home, name, text, now, present)
 
 
 def invite_from_stock(
@@ -94,7 +94,7 @@ def invite_from_stock(
         text = with_addresses(ticket, home.swarm(), addresses[:8])
     except ValueError as error:
         raise TicketError(f"no ticket can be made: {error}") from error
-    return _written(home, name, text, now, present)
+    return _write_invitation(home, name, text, now, present)
 
 
 def rename(home: Home, old: str, new: str) -> None:
@@ -200,14 +200,14 @@ def holders(home: Home) -> dict[str, list[str]]:
     return _by_issuer(load_claims(home), TicketUses.holders)
 
 
-def tried(home: Home) -> dict[str, list[str]]:
+def late_subjects(home: Home) -> dict[str, list[str]]:
     """Return the ids of the peers that showed a ticket of this home after it was used up, by issuer
     key (hex).
 
     Raises:
         HomeError: the file is damaged.
     """
-    return _by_issuer(load_claims(home), TicketUses.tried)
+    return _by_issuer(load_claims(home), TicketUses.late_subjects)
 
 
 def _by_issuer(
@@ -274,7 +274,9 @@ def _check_name(name: str) -> None:
         ) from None
 
 
-def _written(home: Home, name: str, text: str, now: float, present: Sequence[str]) -> Invitation:
+def _write_invitation(
+    home: Home, name: str, text: str, now: float, present: Sequence[str]
+) -> Invitation:
     ticket = parse_ticket(text, now)
     endpoints, has_others = own_endpoints(ticket.addresses, home.identity().peer_id, present)
     admission = _admission(name, ticket.issuer, now, endpoints=endpoints, has_others=has_others)

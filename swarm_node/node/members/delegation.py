@@ -21,7 +21,7 @@ from swarm_node.p2p.membership.statements import (
 from swarm_node.p2p.wire.identity import Identity
 
 
-def revoked(home: Home) -> Statement[Revocations] | None:
+def read_revocations(home: Home) -> Statement[Revocations] | None:
     """Return the newest revocation list of this home, None without one.
 
     Raises:
@@ -59,7 +59,7 @@ def revoke(
         raise HomeError("only root.key outranks a delegate", "run this where it lies")
     with home.editing():
         try:
-            revocations, swarm = revoked(home), home.swarm()
+            revocations, swarm = read_revocations(home), home.swarm()
             new_list = next_list(
                 signer, swarm, revocations, keys, now, root_only=as_root, anew=from_scratch
             )
@@ -80,7 +80,7 @@ def rotate_secret(home: Home, now: float) -> int:
     """
     signer = _signer(home)
     with home.editing():
-        revocations = revoked(home)
+        revocations = read_revocations(home)
         as_root = (
             not signer.certificate
             and revocations is not None

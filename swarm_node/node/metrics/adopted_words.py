@@ -47,7 +47,7 @@ class AdoptedWords:
         """Take in the groups of one update."""
         for group in groups:
             for completion in group.group.completions:
-                text = "\n".join(completion.said)
+                text = "\n".join(completion.turn_texts)
                 if group.provenance is Provenance.LOCAL:
                     self._say(words(text))
                 else:

@@ -78,7 +78,7 @@ class FirstGroups:
             mixed_rewards=sum(len(set(first_group.claimed)) > 1 for first_group in groups),
             groups=len(groups),
             answers=tuple(
-                "\n".join(first_group.completions[0].said)[:_SHOWN_CHARS]
+                "\n".join(first_group.completions[0].turn_texts)[:_SHOWN_CHARS]
                 for first_group in groups[:_EXAMPLES]
             ),
             truncated_ratio=sum(first_group.cut for first_group in groups) / len(rewards),

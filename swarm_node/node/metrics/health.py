@@ -140,17 +140,17 @@ def _findings(shot: Snapshot, hysteresis: Steady | None) -> list[Said]:
         *_refused_here(shot),
         *_membership(shot),
         *_too_long(shot),
-        *_stalled(shot),
+        *_find_stall(shot),
         *(rewards if hysteresis is None else hysteresis.settle(rewards, shot.seconds)),
         *_environments(shot),
-        *_rejected(shot),
+        *_find_rejections(shot),
         *_alarms(shot),
     ]
     is_learning = rises(shot.evals) if hysteresis is None else hysteresis.learns(shot.evals)
     connectivity = _connectivity(shot, is_learning)
     unvisited = connectivity.kind == "unvisited"
     if hysteresis is not None and not unvisited:
-        connectivity = _held(shot, is_learning, connectivity, hysteresis)
+        connectivity = _hold_verdict(shot, is_learning, connectivity, hysteresis)
     if not problems or connectivity.kind == "alone":
         problems += [connectivity, *_other_addresses(shot, connectivity)]
     rank = {"bad": 0, "warning": 1, "good": 2}
@@ -220,7 +220,7 @@ def _too_long(shot: Snapshot) -> Iterator[Said]:
         )
 
 
-def _stalled(shot: Snapshot) -> Iterator[Said]:
+def _find_stall(shot: Snapshot) -> Iterator[Said]:
     idle_seconds, step_seconds = shot.seconds_since_step, shot.seconds_between_steps
     if idle_seconds is None:
         return
@@ -320,7 +320,7 @@ def _same_as(environment: str) -> str:
     return ""
 
 
-def _rejected(shot: Snapshot) -> Iterator[Said]:
+def _find_rejections(shot: Snapshot) -> Iterator[Said]:
     """Find a peer whose groups are all rejected for another reason than its environment."""
     for peer in shot.peers:
         blamed = {
@@ -349,7 +349,7 @@ def _course(shot: Snapshot, is_rising: bool) -> str:
     return "learning" if is_rising else "training"
 
 
-def _held(shot: Snapshot, is_rising: bool, connectivity: Said, hysteresis: Steady) -> Said:
+def _hold_verdict(shot: Snapshot, is_rising: bool, connectivity: Said, hysteresis: Steady) -> Said:
     """Return `connectivity`, or the earlier one while a change has not held for long enough."""
     is_urgent = any(CAUSES[cause.code].level == "bad" for cause in shot.causes)
     kind = hysteresis.connectivity(
@@ -369,7 +369,7 @@ def _connectivity(shot: Snapshot, is_rising: bool) -> Said:
     refusing = {cause.peer for cause in shot.causes if cause.peer}
     if any(peer.peer_id not in refusing for peer in _present(shot)):
         return Said("sharing", "good", f"{course} and sharing")
-    if _unvisited(shot):
+    if _is_unvisited(shot):
         return Said("unvisited", "good", course)
     reason, remedy = _loneliness(shot)
     # A node that met somebody is alone for a while. One that nobody ever answered has wrong
@@ -394,7 +394,7 @@ def _loneliness(shot: Snapshot) -> tuple[str, str]:
     return "no peer has answered yet", doctor
 
 
-def _unvisited(shot: Snapshot) -> bool:
+def _is_unvisited(shot: Snapshot) -> bool:
     """Check that nobody has met this node, and that it looks for nobody: it created its swarm."""
     contacts = shot.peers or shot.former or shot.causes
     return not contacts and not shot.configured and shot.coordinator is None

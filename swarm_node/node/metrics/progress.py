@@ -107,7 +107,7 @@ def remaining_seconds(call: SamplerCall, now: float, at: Progress) -> float | No
     return max(0.0, token_estimate) * seconds / tokens
 
 
-def told(row: WorkRow, steps: int) -> Iterator[str]:
+def describe_work(row: WorkRow, steps: int) -> Iterator[str]:
     """What goes on at a node that has made `steps`, in parts of one sentence."""
     if row.sampler:
         prefix = "" if row.done is None else f"{row.done} of "

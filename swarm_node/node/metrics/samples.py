@@ -62,7 +62,7 @@ class Samples:
         self._peers: Recent[str, SampleRow] = Recent(_FAMILIES)
         self._recent_groups: deque[tuple[bool, float, int, int]] = deque(maxlen=_RECENT)
 
-    def own(
+    def add_own(
         self, group: RolloutGroup, prompt: str, observations: Sequence[Sequence[str]] = ()
     ) -> None:
         """Take in an own group. Its first answer is shown, whatever its reward; of a multi-turn
@@ -121,7 +121,7 @@ def _row(
     author: str = "",
     observations: Sequence[str] = (),
 ) -> SampleRow:
-    *earlier_texts, last = group.completions[index].said
+    *earlier_texts, last = group.completions[index].turn_texts
     texts = [text for turn in zip(earlier_texts, observations, strict=True) for text in turn]
     texts.append(last)
     answer = "".join(f"\n> {text}\n" if place % 2 else text for place, text in enumerate(texts))

@@ -188,7 +188,7 @@ class PeerRow(msgspec.Struct, frozen=True):
             model=model,
             lost=peer.retry.failures > 1,
         )
-        membership = members.shown(peer.peer_id)
+        membership = members.presented_membership(peer.peer_id)
         if membership is None:
             return row
         member, standing = membership
@@ -230,7 +230,7 @@ class MembershipRow(msgspec.Struct, frozen=True):
     def of(cls, members: Members, peer_id: str) -> Self | None:
         """Return this node's own membership, None before the node has presented its chain to
         itself."""
-        membership = members.shown(peer_id)
+        membership = members.presented_membership(peer_id)
         if membership is None:
             return None
         member, standing = membership
@@ -340,9 +340,9 @@ class RelayingRow(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, reaching: ReachingTransport) -> Self:
         """Return the counters of a node's transport."""
-        usage, traffic = reaching.usage, reaching.carried
+        usage, traffic = reaching.usage, reaching.forwarding_figures
         return cls(
-            kept=list(reaching.relays.kept()),
+            kept=list(reaching.relays.relay_addresses()),
             asked=usage.total_requests,
             relayed=usage.relayed_requests,
             serves=reaching.serves,

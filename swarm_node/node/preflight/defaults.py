@@ -119,7 +119,7 @@ def for_training(
 ) -> Settings:
     """Return `settings`, whose `demand` was planned for, with the defaults for a training method
     and a plan of a GPU with `rows` rows; 0 on a CPU."""
-    if not demand.pretrained:
+    if not demand.is_pretrained:
         return settings
     is_small = demand.shape.weight_count < _SMALL_WEIGHTS
     lora_rate, full_rate = _ADAPTER_RATE, _WHOLE_RATE

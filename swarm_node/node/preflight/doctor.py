@@ -79,7 +79,7 @@ def examine_machine(facts: Facts, settings: Settings) -> Examined:
         machine = machine_of(facts, settings)
     except ConfigError as error:
         if findings[-1].level != "error":
-            text, remedy = error.parted()
+            text, remedy = error.split_remedies()
             findings.append(Finding("device", "error", text, remedy))
     else:
         engine = settings.sampling.engine
@@ -105,7 +105,7 @@ def examine_fit(
     )
     numbers = [Finding("dtype", "ok", model_fit.numbers)] if model_fit.numbers else []
     model = _model(facts, settings.model, shape, model_fit, gpu)
-    return _completed(examination.findings, [*numbers, *sampler, *model])
+    return _with_model(examination.findings, [*numbers, *sampler, *model])
 
 
 def examine(
@@ -126,14 +126,14 @@ def examine(
     try:
         sampler += _sampler(facts, settings.sampling.engine, machine.placement.device, choose)
         if facts.is_running or not _has_engine(sampler):  # a plan depends on the engine
-            return _completed(findings, sampler)
+            return _with_model(findings, sampler)
         model_fit = fit(demand, machine)
     except (ConfigError, ModelError) as error:
-        text, remedy = error.parted()
+        text, remedy = error.split_remedies()
         if isinstance(error, ConfigError):  # settings that cannot be had here, whatever is free
-            return _completed(findings, [*sampler, Finding("model", "error", text, remedy)])
-        ends = f"; or end what holds the GPU: {_held(facts)}" if facts.holders else ""
-        return _completed(findings, [*sampler, Finding("model", "error", text, remedy + ends)])
+            return _with_model(findings, [*sampler, Finding("model", "error", text, remedy)])
+        ends = f"; or end what holds the GPU: {_gpu_memory_holders(facts)}" if facts.holders else ""
+        return _with_model(findings, [*sampler, Finding("model", "error", text, remedy + ends)])
     return examine_fit(examination, facts, settings, shape, model_fit)
 
 
@@ -141,7 +141,7 @@ def _has_engine(findings: list[Finding]) -> bool:
     return all(item.level != "error" for item in findings if item.subject == "sampler")
 
 
-def _completed(findings: list[Finding], of_model: list[Finding]) -> list[Finding]:
+def _with_model(findings: list[Finding], of_model: list[Finding]) -> list[Finding]:
     """Put the findings `of_model` in place of those that were made without it."""
     other_findings = [finding for finding in findings if finding.subject not in _OF_MODEL]
     return sorted(
@@ -175,7 +175,7 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     return replace(machine, products=facts.products)
 
 
-def timed(facts: Facts, settings: Settings, shape: ModelConfig) -> Facts:
+def with_product_times(facts: Facts, settings: Settings, shape: ModelConfig) -> Facts:
     """Return `facts` of this machine with the times of its CPU's products, if the number type of a
     model of this shape depends on them."""
     on_cpu = settings.run.device == "cpu" or not facts.probe.hardware.gpus
@@ -280,7 +280,7 @@ def _sampler(
     try:
         choice = choose()
     except ModelError as error:
-        text, remedy = error.parted()
+        text, remedy = error.split_remedies()
         yield Finding("sampler", "error", text, remedy)
         return
     if not choice.vllm:
@@ -319,7 +319,7 @@ def _memory(facts: Facts, machine: Machine) -> Finding:
     text = f"{amount(facts.memory)} of RAM free"
     if machine.gpu is not None:
         text += f"; GPU: {gib(machine.gpu.free)} of {gib(machine.gpu.total)} GiB free"
-        text += f", used by {_held(facts)}" if facts.holders else ""
+        text += f", used by {_gpu_memory_holders(facts)}" if facts.holders else ""
     return Finding("memory", "ok", text)
 
 
@@ -331,18 +331,18 @@ def _model(
     if plan is None or gpu is None:
         yield Finding("model", "ok", f"{name} fits")
     else:
-        text = f"{name} fits: {plan.described()}"
+        text = f"{name} fits: {plan.describe()}"
         full_plan = make_plan(shape, model_fit.job, gpu.total)
-        if full_plan is None or not _noticed(full_plan, plan):
+        if full_plan is None or not _is_noticeable(full_plan, plan):
             yield Finding("model", "ok", text)
         else:
-            remedy = f"free the whole GPU for {full_plan.described()}"
+            remedy = f"free the whole GPU for {full_plan.describe()}"
             yield Finding("model", "warning", text, remedy)
-    yield _shared(facts, shared_bytes(shape, model_fit))
+    yield _check_shared_memory(facts, shared_bytes(shape, model_fit))
     yield _disk(facts, shape, model_fit)
 
 
-def _noticed(better: Plan, plan: Plan) -> bool:
+def _is_noticeable(better: Plan, plan: Plan) -> bool:
     """Check that a user would notice the better plan. Larger micro-batches, or a few more answers
     at once, are no reason to clear a GPU."""
     method = better.training.lora_rank > 0, better.sharing
@@ -350,7 +350,7 @@ def _noticed(better: Plan, plan: Plan) -> bool:
     return is_different or better.rows >= 2 * plan.rows
 
 
-def _shared(facts: Facts, need: int) -> Finding:
+def _check_shared_memory(facts: Facts, need: int) -> Finding:
     purpose = f"{amount(need)} for the weights on their way to the sampler"
     if facts.shared_memory is not None and facts.shared_memory >= need:
         return Finding("shm", "ok", f"{amount(facts.shared_memory)} of /dev/shm free, {purpose}")
@@ -374,7 +374,7 @@ def _disk(facts: Facts, shape: ModelConfig, model_fit: Fit) -> Finding:
     try:
         warning = check_disk(facts.home, shape, model_fit, facts.disk)
     except HomeError as error:
-        text, remedy = error.parted()
+        text, remedy = error.split_remedies()
         return Finding("disk", "error", text, remedy)
     if warning is not None:
         return Finding("disk", "warning", warning, "free some, or name another disk with --home")
@@ -471,7 +471,7 @@ def _membership(facts: Facts) -> Iterator[Finding]:
         yield Finding("membership", "ok", f"until {end}, {days:.0f} days")
 
 
-def _held(facts: Facts) -> str:
+def _gpu_memory_holders(facts: Facts) -> str:
     """List the processes that hold the GPU's memory."""
     return ", ".join(
         f"{holder.name} (process {holder.pid}"

@@ -52,7 +52,7 @@ class ScoredCompletions(NamedTuple):
     truncated_count: int = 0
 
     @property
-    def mixed(self) -> bool:
+    def is_mixed(self) -> bool:
         """Check that the answers' rewards differ."""
         return max(self.scores.rewards) - min(self.scores.rewards) > 1e-6
 
@@ -91,7 +91,7 @@ async def check_environment(
             ):
                 findings.append(finding)
         except SwarmNodeError as error:
-            findings.append(Said("error", "bad", *error.parted()))
+            findings.append(Said("error", "bad", *error.split_remedies()))
     return findings
 
 
@@ -198,18 +198,18 @@ async def _answers_of(
         each = max(1, round(answers / sampling.group_size / len(families)))
         return [_ref(info, family, begin + at) for family in families for at in range(each)]
 
-    async def answered(refs: Sequence[TaskRef], suffix: str) -> list[ScoredCompletions]:
+    async def sample_answers(refs: Sequence[TaskRef], suffix: str) -> list[ScoredCompletions]:
         groups: list[ScoredCompletions] = []
         for begin in range(0, len(refs), _GROUPS_AT_ONCE):
             tell(f"the model's{suffix} completions", begin, len(refs))
-            groups += await asking.answered(info, refs[begin : begin + _GROUPS_AT_ONCE])
+            groups += await asking.sample_answers(info, refs[begin : begin + _GROUPS_AT_ONCE])
         tell(f"the model's{suffix} completions", len(refs), len(refs))
         return groups
 
     try:
-        groups = await answered(refs := some(families, 0), "")
+        groups = await sample_answers(refs := some(families, 0), "")
         if doubtful := [each for each in families if in_doubt(_of(groups, each), groups)]:
-            groups += await answered(some(doubtful, len(refs)), " further")
+            groups += await sample_answers(some(doubtful, len(refs)), " further")
     finally:
         await asking.sampler.close()
     return groups
@@ -223,7 +223,7 @@ class _Asking(NamedTuple):
     codec: Codec
     sampling: Sampling
 
-    async def answered(
+    async def sample_answers(
         self, info: EnvironmentInfo, refs: Sequence[TaskRef]
     ) -> list[ScoredCompletions]:
         """Return the answers to tasks whose prompt and answer fit the model's positions."""
@@ -241,7 +241,7 @@ class _Asking(NamedTuple):
             if codec.fits(ids, info.turns * sampling.max_new_tokens)
         }
         if info.turns > 1:
-            return await self._talked(requests, dict(zip(refs, texts, strict=True)))
+            return await self._sample_multi_turn(requests, dict(zip(refs, texts, strict=True)))
         groups = await self.sampler.sample([*requests.values()])
         scored_groups = []
         for ref, group in zip(requests, groups, strict=True):
@@ -250,7 +250,7 @@ class _Asking(NamedTuple):
             scored_groups.append(ScoredCompletions(ref, texts, scores, truncated_count=_cut(group)))
         return scored_groups
 
-    async def _talked(
+    async def _sample_multi_turn(
         self, requests: Mapping[TaskRef, SampleRequest], prompts: Mapping[TaskRef, str]
     ) -> list[ScoredCompletions]:
         """Return the model's multi-turn rollouts of each task."""
@@ -370,9 +370,9 @@ def in_doubt(groups: Sequence[ScoredCompletions], all_groups: Sequence[ScoredCom
     """Check that the answers `groups` to a family are too few to say whether it can be learnt: none
     of its groups has mixed rewards, and there are fewer than ENOUGH_GROUPS. Where no group of any
     family has some, the groups of all families count: `all_groups`."""
-    if not groups or any(group.mixed for group in groups):
+    if not groups or any(group.is_mixed for group in groups):
         return False
-    is_uniform = not any(group.mixed for group in all_groups)
+    is_uniform = not any(group.is_mixed for group in all_groups)
     return (len(all_groups) if is_uniform else len(groups)) < ENOUGH_GROUPS
 
 
@@ -390,7 +390,7 @@ def learnable(
         remedy = "take shorter prompts or a model with a longer context, or leave it out"
         return Said("family", "bad", f"{family}: no prompt fits the model's context length", remedy)
     mixed, truncated_count = (
-        sum(group.mixed for group in groups),
+        sum(group.is_mixed for group in groups),
         sum(group.truncated_count for group in groups),
     )
     right = sum(reward > 0.5 for reward in rewards)

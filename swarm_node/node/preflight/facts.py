@@ -22,7 +22,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import NamedTuple
 
-from swarm_node.environments.extras import installed as installed_extras
+from swarm_node.environments.extras import installed_extras as installed_extras
 from swarm_node.errors import (
     HomeError,
     Rejected,
@@ -42,7 +42,7 @@ from swarm_node.node.preflight.probe import (
     visible_gpu,
 )
 from swarm_node.p2p.membership.ticket import parse_ticket
-from swarm_node.p2p.transports.libp2p import installed
+from swarm_node.p2p.transports.libp2p import is_installed
 from swarm_node.policy.memory.free import available_memory, checkpoint_room, free_disk
 from swarm_node.policy.placement import ProductTimes, has_bitsandbytes
 from swarm_node.policy.planning.fit import GpuMemory
@@ -161,7 +161,7 @@ def gather(
         probe=probe_result,
         vllm=installed_vllm(),
         bitsandbytes=has_bitsandbytes(),
-        libp2p=installed(),
+        libp2p=is_installed(),
         extras=installed_extras(),
         compiler=os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang"),
         headers=Path(sysconfig.get_path("include"), "Python.h").is_file(),
@@ -171,7 +171,7 @@ def gather(
         disk=checkpoint_room(home.checkpoints),
         now=now,
         installed_at=Path(__file__).stat().st_mtime,
-        synchronized=_synchronized(),
+        synchronized=_is_clock_synchronized(),
         home=home.path,
         is_running=is_running,
         busy_addresses=() if is_running else find_busy(listen, home.kept_port()),
@@ -203,11 +203,11 @@ def find_card(index: int, count: int = 1) -> tuple[Card | None, str]:
     if gpu_id is None:
         return None, "CUDA_VISIBLE_DEVICES names no such GPU"
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    answer, fault = _asked([*command, "-i", gpu_id], _SMI_SECONDS)
+    answer, fault = _run_command([*command, "-i", gpu_id], _SMI_SECONDS)
     name, comma, driver = (answer or "").partition("\n")[0].rpartition(",")
     if not comma:
         return None, fault or "it names no GPU"
-    log, _ = _asked(["nvidia-smi", "-q", "-d", "MEMORY", "-i", gpu_id], _SMI_SECONDS)
+    log, _ = _run_command(["nvidia-smi", "-q", "-d", "MEMORY", "-i", gpu_id], _SMI_SECONDS)
     card = Card(
         name.strip()[:80], driver.strip()[:40], parse_cuda(log or ""), gpu_memory(index, count)
     )
@@ -224,7 +224,7 @@ def find_holders() -> tuple[Holder, ...]:
     """Return the processes that compute on GPUs here. A container does not see those outside of
     it."""
     query = ["--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
-    answer, _ = _asked(["nvidia-smi", *query], _SMI_SECONDS)
+    answer, _ = _run_command(["nvidia-smi", *query], _SMI_SECONDS)
     return parse_holders(answer or "")
 
 
@@ -291,7 +291,7 @@ def read_membership(home: Home) -> Paper | None:
     try:
         if not home.has_swarm:
             return None
-        chain = home.membership().opened()
+        chain = home.membership().open()
     except HomeError as error:
         return Paper(None, str(error))
     if isinstance(chain, Rejected):
@@ -299,12 +299,14 @@ def read_membership(home: Home) -> Paper | None:
     return Paper(chain[1].not_after)
 
 
-def _synchronized() -> bool | None:
-    answer, _ = _asked(["timedatectl", "show", "-p", "NTPSynchronized", "--value"], _CLOCK_SECONDS)
+def _is_clock_synchronized() -> bool | None:
+    answer, _ = _run_command(
+        ["timedatectl", "show", "-p", "NTPSynchronized", "--value"], _CLOCK_SECONDS
+    )
     return {"yes": True, "no": False}.get((answer or "").strip())
 
 
-def _asked(command: list[str], seconds: float) -> tuple[str | None, str]:
+def _run_command(command: list[str], seconds: float) -> tuple[str | None, str]:
     """Return a program's output, None if it failed, and the last line of its error output."""
     try:
         result = bounded_run(command, seconds)

@@ -72,7 +72,7 @@ def start_lines(
 def _training(rate: float, model_fit: Fit, shape: ModelConfig) -> Iterator[Line]:
     plan, job, parts = model_fit.plan, model_fit.job, model_fit.parts(shape)
     if plan is not None:
-        method, total, rows = plan.described(), plan.total, plan.rows
+        method, total, rows = plan.describe(), plan.total, plan.rows
     else:
         rows, training = job.rows, model_fit.training
         rank = training.lora_rank
@@ -81,7 +81,7 @@ def _training(rate: float, model_fit: Fit, shape: ModelConfig) -> Iterator[Line]
         method = f"{kind}, micro-batches of {training.micro_batch_tokens:,} tokens, "
         method, total = f"{method}{rows} concurrent sequences", parts.total()
     context_length = longest_tokens(shape, job.longest)
-    text = f"{method}, {job.described()}, context length {context_length:,}, learning rate {rate:g}"
+    text = f"{method}, {job.describe()}, context length {context_length:,}, learning rate {rate:g}"
     fields = {"how": method, "rows": rows, "context": context_length, "learning_rate": rate}
     yield Line("training", text, fields)
     summary = parts.summary()

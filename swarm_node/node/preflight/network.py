@@ -18,7 +18,7 @@ from swarm_node.p2p.membership.membership import CLOCK_SKEW_SECONDS
 from swarm_node.p2p.peers.causes import Cause, advice, text_here
 from swarm_node.p2p.reach.address_check import knock
 from swarm_node.p2p.reach.connect_attempts import DialAttempt, attempt_all
-from swarm_node.p2p.reach.reachability import NATS, Reachability, listed, place
+from swarm_node.p2p.reach.reachability import NATS, Reachability, join_items, place
 from swarm_node.p2p.wire.identity import short_id
 from swarm_node.storage import KnownPeer
 
@@ -45,7 +45,7 @@ def check_network(report: NetworkReport) -> Iterator[Finding]:
     yield reach_finding
     yield Finding("nat", "ok", NATS[reach.nat])
     sightings = [f"at {place(p.seen_ip, p.seen_port)} by {p.name}" for p in reach.probes]
-    yield Finding("observed", "ok", listed(sightings) if sightings else "by no member yet")
+    yield Finding("observed", "ok", join_items(sightings) if sightings else "by no member yet")
     yield Finding("advertised", "ok", f"{' '.join(report.addresses) or 'no address'}")
     if not relays:  # else the tries tell of each
         yield _relay(reach)
@@ -72,7 +72,7 @@ def check_addresses(
 
 async def try_addresses(addresses: Sequence[str]) -> list[DialAttempt]:
     """Try a connection to each of these addresses, at most eight of them."""
-    return await attempt_all(circuit.dialled(addresses), knock, _MOST_TRIED)
+    return await attempt_all(circuit.dial_addresses(addresses), knock, _MOST_TRIED)
 
 
 async def try_stored(peers: Sequence[KnownPeer]) -> list[TriedRow]:
@@ -152,7 +152,7 @@ def _clocks(reach: Reachability) -> Finding:
 
 
 def _few(reach: Reachability) -> str:
-    return listed(dict.fromkeys(probe.name for probe in reach.probes))
+    return join_items(dict.fromkeys(probe.name for probe in reach.probes))
 
 
 def _table(report: NetworkReport) -> Finding:

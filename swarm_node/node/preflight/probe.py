@@ -219,21 +219,21 @@ def _look(first: int, cards: int) -> Answer:
         torch.cuda.get_device_capability(first),
         products,
         [torch.cuda.mem_get_info(index) for index in range(first, min(first + cards, gpus))],
-        _unshared(first) if products else "nothing was computed",
+        _sharing_error(first) if products else "nothing was computed",
         fault,
     )
 
 
-def _unshared(gpu: int) -> str:
+def _sharing_error(gpu: int) -> str:
     """Let another process map a MiB of the GPU and add up its bytes."""
     import torch
 
-    from swarm_node.policy.weights.device import exported
+    from swarm_node.policy.weights.device import export_buffer
 
     numbers = torch.arange(_SHARED_BYTES, device=f"cuda:{gpu}") % 251
     try:
         byte_tensor = numbers.to(torch.uint8)
-        handle = json.dumps(exported(byte_tensor))
+        handle = json.dumps(export_buffer(byte_tensor))
         torch.cuda.synchronize(gpu)
         module = "swarm_node.node.preflight.probe"
         result = bounded_run([sys.executable, "-m", module, "map", handle, str(gpu)], _MAP_SECONDS)
@@ -249,9 +249,9 @@ def _map(handle: str, gpu: int) -> int:
     """Map the memory that `handle` names, and add up its bytes."""
     import torch
 
-    from swarm_node.policy.weights.device import imported
+    from swarm_node.policy.weights.device import import_buffer
 
-    return int(imported(json.loads(handle), torch.uint8, gpu).long().sum())
+    return int(import_buffer(json.loads(handle), torch.uint8, gpu).long().sum())
 
 
 if __name__ == "__main__":

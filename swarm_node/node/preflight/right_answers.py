@@ -54,7 +54,7 @@ class RightAnswers(NamedTuple):
     is_list: bool
 
     @property
-    def refused(self) -> bool:
+    def is_refused(self) -> bool:
         """Check that too many fail."""
         return self.failed_count > MOST_FAILED * self.known_count
 
@@ -127,12 +127,14 @@ def verdict_on(answers: RightAnswers, accept: bool) -> Said | None:
         text = f"{answers.family}: the reference answers of {subject} score 1"
         return Said("answers", "good", text)
     text = f"{answers.family}: the reference answers of {answers.failed_count:,} of {subject}"
-    text += " do not score 1: " + "; ".join(_told(failure) for failure in answers.first_failures)
+    text += " do not score 1: " + "; ".join(
+        _describe_failure(failure) for failure in answers.first_failures
+    )
     if extra_count := answers.failed_count - len(answers.first_failures):
         text += f"; and {extra_count:,} more"
     remedy = "a model that learns them gets no reward: correct "
-    remedy += "these lines" if answers.is_list else "answer(), written() or score()"
-    if not answers.refused:
+    remedy += "these lines" if answers.is_list else "answer(), reference_completion() or score()"
+    if not answers.is_refused:
         return Said("answers", "warning", text, remedy)
     if answers.is_list:
         remedy += ", or take another scoring or template (environment.options)"
@@ -141,7 +143,7 @@ def verdict_on(answers: RightAnswers, accept: bool) -> Said | None:
     return Said("answers", "bad", text, f"{remedy}, or all of it as it is (--allow-invalid)")
 
 
-def _told(failure: FailedAnswer) -> str:
+def _describe_failure(failure: FailedAnswer) -> str:
     answer = f'"{" ".join(failure.answer.split())}"' if failure.answer else "an answer"
     return " ".join(filter(None, (failure.place and f"{failure.place},", answer, failure.reason)))
 

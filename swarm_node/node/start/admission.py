@@ -51,13 +51,13 @@ def of_model(settings: Settings, model: Model, trial: Tried, checkpoints: Path) 
     yield Check("checkpoints", partial(_check_newest, checkpoints, rank, base))
 
 
-def refused(checks: Iterable[Check]) -> Iterator[Finding]:
+def refusing_findings(checks: Iterable[Check]) -> Iterator[Finding]:
     """The findings of the checks that refuse a start."""
     for check in checks:
         try:
             check.run()
         except SwarmNodeError as error:
-            yield Finding(check.subject, "error", *error.parted())
+            yield Finding(check.subject, "error", *error.split_remedies())
 
 
 def check_positions(codec: Codec, max_tokens: int) -> None:

@@ -106,7 +106,8 @@ class Assembly:
         )
         self.parts = replace(parts, transport=reaching)
         parts.reach.relays = lambda: [
-            Relay(name_of(shared_state.members, relay)) for relay in reaching.relays.kept()
+            Relay(name_of(shared_state.members, relay))
+            for relay in reaching.relays.relay_addresses()
         ]
 
     def rng(self, purpose: str) -> random.Random:

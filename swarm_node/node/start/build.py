@@ -94,7 +94,7 @@ def build_parts(
         trainer=trainer,
         codec=codec,
         policy=model.policy,
-        engine=lambda: sampler.described,
+        engine=lambda: sampler.description,
         memory=memory_in_use,
         guests=OpenAIRequests(sampler),
         tracker=make_tracker(settings.run.track, home),
@@ -140,7 +140,7 @@ def parts_of_home(
         "metrics": metrics,
         "history": Ring(metrics.read()),
         "office": home,
-        "block_list": Blocks(home).covered,
+        "block_list": Blocks(home).covered_keys,
         "names": followed_names(home).now,
         "knock": knock,
         "reach": reach,
@@ -163,7 +163,7 @@ def _make_transport(
             listen=listen,
             announce=network.advertise,
             bootstrap=network.bootstrap,
-            seen_addresses=reach.found,
+            seen_addresses=reach.reachable_addresses,
             rng=rng,
         )
     return HivemindTransport(
@@ -173,7 +173,7 @@ def _make_transport(
         listen=listen,
         announce=network.advertise,
         bootstrap=network.bootstrap,
-        seen_addresses=reach.found,
+        seen_addresses=reach.reachable_addresses,
         state_dir=home.path,
         rng=rng,
     )
@@ -327,7 +327,7 @@ async def _run(
     else:
         end = await node.run(on_running, screen.step)
         if end is not None:
-            screen.ended(end)
+            screen.show_end(end)
         if node.membership_check is not None and node.membership_check.refusal is not None:
             raise node.membership_check.refusal
     finally:

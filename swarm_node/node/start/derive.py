@@ -39,7 +39,7 @@ from swarm_node.policy.training.update.settings import Published, TrainerSetting
 _MOST_DRAWN = 16
 
 
-def resumed(settings: Settings, checkpoints: Path) -> Settings:
+def resume_adapters(settings: Settings, checkpoints: Path) -> Settings:
     """Return `settings` with the adapters of the newest checkpoint, unless the user set otherwise.
     A GPU with less free memory than last time must not end a training run that has begun."""
     rank = stored_rank(checkpoints)
@@ -81,7 +81,7 @@ def resolve_start(
     Raises:
         ModelError, ConfigError: see `fit`.
     """
-    going_on = resumed(user_settings, home.checkpoints)
+    going_on = resume_adapters(user_settings, home.checkpoints)
     model_settings = for_model(going_on, shape)
     lengths = Lengths()
     if trial is not None:
@@ -145,7 +145,7 @@ def trainer_settings(settings: Settings, model_fit: Fit | None = None) -> Traine
         activation_checkpointing=training.checkpointing,
         lora_rank=training.lora_rank,
         base="nf4" if training.nf4 else "whole",
-        published=_published(model_fit),
+        published=_choose_publishing(model_fit),
         optimizer=settings.training.optimizer,
         device=device,
         dtype=dtype,
@@ -241,7 +241,7 @@ def peers_wants(settings: Settings, turns: int = 1) -> Wants:
     )
 
 
-def _published(model_fit: Fit) -> Published:
+def _choose_publishing(model_fit: Fit) -> Published:
     """Choose how weights reach the sampler. Both samplers take adapters as they are, on a base of
     their own or on that of a trainer of one process."""
     if model_fit.training.lora_rank:

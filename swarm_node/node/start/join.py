@@ -22,7 +22,7 @@ from swarm_node.node.preflight.doctor import (
     examine_machine,
     machine_of,
     refuse,
-    timed,
+    with_product_times,
 )
 from swarm_node.node.preflight.facts import gather
 from swarm_node.node.preflight.first_lines import (
@@ -93,9 +93,9 @@ def _join(
         rows = check_rows(environment)
         screen.tell([finding_line(finding) for finding in rows.findings])
         trial = rows.completing(trial)
-    ticket = redeemed(user_settings, home, code)
+    ticket = redeem_code(user_settings, home, code)
     # Before anything is founded or started: a download may take long and may be interrupted.
-    start, model = _admitted(user_settings, sources.origins(), home, ticket, trial, screen)
+    start, model = _admit(user_settings, sources.origins(), home, ticket, trial, screen)
     with home.lock(), home.using_database():
         membership, founded = belong(ticket, home)
         keep_log(Journal(home.log, MAX_LOG_BYTES))
@@ -103,7 +103,7 @@ def _join(
         from swarm_node.node.start.build import run_node  # imports torch and the network stack
 
         def on_running(addresses: Sequence[str]) -> None:
-            screen.done()
+            screen.show_complete()
             sources.remember()
             home.note(SETTINGS_FILE)
             home.keep_addresses(addresses)
@@ -125,7 +125,7 @@ def _require(checks: Iterable[Check]) -> None:
         check.run()
 
 
-def _admitted(
+def _admit(
     user_settings: Settings,
     origins: Mapping[str, str],
     home: Home,
@@ -145,13 +145,13 @@ def _admitted(
     facts = gather(home, run.device, user_settings.network.listen, ticket, run.trainer_processes)
     examination = examine_machine(facts, user_settings)
     refuse(examination.findings)
-    addresses = _named(home, ticket)
+    addresses = _ticket_addresses(home, ticket)
     screen.step("model")
     downloads: list[Download] = []
     starts: list[Resolved] = []
 
     def admit(shape: ModelConfig) -> None:
-        timed_facts = timed(facts, user_settings, shape)
+        timed_facts = with_product_times(facts, user_settings, shape)
         machine = machine_of(timed_facts, user_settings)
         start = resolve_start(user_settings, origins, home, addresses, shape, machine, trial)
         check_disk(facts.home, shape, start.fit, facts.disk)
@@ -162,13 +162,13 @@ def _admitted(
         screen.tell([*remembered_lines(origins)])
         starts.append(start)
 
-    def told(event: Told) -> None:
+    def on_told(event: Told) -> None:
         home.create()  # it may have the cache of the download, and only its owner may read it
         if isinstance(event, Download):
             downloads.append(event)
         screen.tell([told_line(event)])
 
-    directory = resolve(user_settings.model, admit, told)
+    directory = resolve(user_settings.model, admit, on_told)
     if not downloads and user_settings.model not in SHIPPED:
         screen.tell(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
@@ -218,7 +218,7 @@ def join_as_member(
     from swarm_node.node.start.build_member import run_member  # imports torch and the network stack
     from swarm_node.node.start.derive import member_settings
 
-    settings = member_settings(user_settings, model.config, _named(home, ticket))
+    settings = member_settings(user_settings, model.config, _ticket_addresses(home, ticket))
     with home.lock(), home.using_database():
         membership, _ = belong(ticket, home)
         # Not `run_loop`: its watcher of children needs the main thread.
@@ -261,7 +261,7 @@ def belong(ticket: str | None, home: Home) -> tuple[Membership, bool]:
     return home.found_swarm(name, now), True
 
 
-def _named(home: Home, ticket: str | None) -> Sequence[str]:
+def _ticket_addresses(home: Home, ticket: str | None) -> Sequence[str]:
     """The addresses in the ticket by which this node is a member: this one, or an earlier one."""
     try:
         if ticket is not None:
@@ -271,7 +271,7 @@ def _named(home: Home, ticket: str | None) -> Sequence[str]:
     return [*home.bootstraps(), *filter(None, [home.coordinator()])]
 
 
-def redeemed(settings: Settings, home: Home, code: str | None) -> str | None:
+def redeem_code(settings: Settings, home: Home, code: str | None) -> str | None:
     """Return the text of the ticket for this start: that of `settings`, or one that a coordinator
     gives for `code` if this home belongs to no swarm yet. A service starts with the same command
     every time, so later starts ignore the code.

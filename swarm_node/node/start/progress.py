@@ -48,7 +48,7 @@ class NodeProgress(AbstractContextManager[None]):
         """Show that the start has come to this part."""
         _log.info("starting", part=name)
 
-    def done(self) -> None:
+    def show_complete(self) -> None:
         """Show that the start is complete."""
 
     def naming_home(self, lines: Sequence[Line]) -> list[Line]:
@@ -72,6 +72,6 @@ class NodeProgress(AbstractContextManager[None]):
     def detach(self) -> None:
         """Show the node no more."""
 
-    def ended(self, end: Ended) -> None:
+    def show_end(self, end: Ended) -> None:
         """Show that the node ended as it should."""
         _log.info("stopped", **msgspec.structs.asdict(end), sentence=end_text(end, self.home))

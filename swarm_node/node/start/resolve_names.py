@@ -40,7 +40,7 @@ def require_named(settings: Settings, sources: Sources) -> None:
     home = Home(settings.home)
     home.check()
     home.refuse_in_use()
-    if settings.ticket is not None and _written(settings.ticket) != "@-":
+    if settings.ticket is not None and _strip_quotes(settings.ticket) != "@-":
         try:
             parse_ticket(ticket_text(settings) or "", time.time())
         except TicketExpiredError:
@@ -56,7 +56,7 @@ def require_named(settings: Settings, sources: Sources) -> None:
 @contextmanager
 def remembering(sources: Sources) -> Iterator[None]:
     """Add to an error that names what the home remembers how it forgets that."""
-    stored_settings, origins = sources.remembered(), sources.origins()
+    stored_settings, origins = sources.remembered_values(), sources.origins()
     home_values = {
         key: entry.value for key, entry in stored_settings.items() if origins[key] == HOME_SOURCE
     }
@@ -68,7 +68,7 @@ def remembering(sources: Sources) -> Iterator[None]:
             key
             for key, value in home_values.items()
             # "model" and "home" are words of many an error.
-            if ("." in key and key in message) or any(_said(message, value))
+            if ("." in key and key in message) or any(_quotes_in_error(message, value))
         ]
         if not keys:
             raise
@@ -85,7 +85,7 @@ def _remedy(home: Path, keys: Sequence[str]) -> str:
     return forgetting(home, keys)
 
 
-def _said(message: str, value: object) -> Iterator[bool]:
+def _quotes_in_error(message: str, value: object) -> Iterator[bool]:
     """Take each text in a setting's value. Yield True if the error `message` quotes it, else
     False."""
     inner = value.values() if isinstance(value, Mapping) else value
@@ -116,12 +116,12 @@ def ticket_text(settings: Settings) -> str | None:
     """
     if settings.ticket is None:
         return None
-    text = _written(settings.ticket)
+    text = _strip_quotes(settings.ticket)
     if not text.startswith("@"):
         return text
     return read_ticket(text[1:], sys.stdin)
 
 
-def _written(ticket: SecretStr) -> str:
+def _strip_quotes(ticket: SecretStr) -> str:
     """A ticket as somebody wrote it, without quotes around it."""
     return ticket.get_secret_value().strip().strip("'\"")

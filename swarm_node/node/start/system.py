@@ -70,7 +70,7 @@ def notify(state: str) -> None:
 def run_loop(main: Coroutine[Any, Any, None]) -> None:
     """Run `main` as `asyncio.run` does, in a loop that starts no further thread."""
     with _no_thread_per_child(), asyncio.Runner() as runner:
-        runner.get_loop().set_default_executor(_started(_THREADS))
+        runner.get_loop().set_default_executor(_start_executor(_THREADS))
         runner.run(main)
 
 
@@ -97,7 +97,7 @@ def _has_pidfd() -> bool:
     return True
 
 
-def _started(threads: int) -> ThreadPoolExecutor:
+def _start_executor(threads: int) -> ThreadPoolExecutor:
     """Make an executor whose threads all run."""
     pool, all_run = ThreadPoolExecutor(threads, "asyncio"), threading.Barrier(threads + 1)
     for _ in range(threads):

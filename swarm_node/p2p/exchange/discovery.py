@@ -166,7 +166,7 @@ class Discovery:
         is_alone = self._directory.fewer(1, now)
         lost_id = choose(self._rng, self._silent(now), now, is_alone=is_alone)
         if self._searching(now) and (lost_id is None or self._rng.random() < 0.5):
-            entry = self._book.pick(self._rng, now, self._passed)
+            entry = self._book.pick(self._rng, now, self._may_leave_out)
             if entry is not None:
                 self._next_feeler = now + _FEELER_SECONDS
                 return await self._try(entry)
@@ -213,7 +213,7 @@ class Discovery:
                 entry.peer_id, self._clock.now()
             )  # it may have greeted us
             live_peer.is_greeted, live_peer.addresses = True, peer.addresses
-            live_peer.answered(self._clock.now())
+            live_peer.record_answer(self._clock.now())
             peer = live_peer
         self._directory.add_partner(self._rng, peer, self._members.issuer, self._clock.now())
         if entry.heartbeat:
@@ -226,15 +226,15 @@ class Discovery:
         """Report the result of a try to the book. The peer was last seen at `last_seen`."""
         now = self._clock.now()
         if is_alive:
-            self._book.answered(peer_id, now, self._members.issuer(peer_id))
+            self._book.record_answer(peer_id, now, self._members.issuer(peer_id))
         else:
-            self._book.failed(peer_id, now, self._directory.heard(), last_seen)
+            self._book.record_failure(peer_id, now, self._directory.last_heard(), last_seen)
 
     def _searching(self, now: float) -> bool:
         """Check that it is time to try a peer of the book."""
         return now >= self._next_feeler or self._directory.fewer(PARTNERS, now, partners=True)
 
-    def _passed(self, peer_id: str) -> bool:
+    def _may_leave_out(self, peer_id: str) -> bool:
         """Check that the book can leave out this peer: a partner, or one that may not be asked
         now."""
         peer = self._directory.get(peer_id)
@@ -298,7 +298,7 @@ class Discovery:
         now, wall = self._clock.now(), self._clock.wall()
         partners = self._directory.partners(now)
         anchors = {peer.peer_id for peer in partners[:ANCHORS]}
-        tried_entries = self._book.tried()
+        tried_entries = self._book.tried_peers()
         state = [
             (k.peer_id, k.addresses, k.issuer, k.retry.failures, k.peer_id in anchors)
             for k in tried_entries

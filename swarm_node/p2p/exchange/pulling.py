@@ -99,7 +99,7 @@ class Puller:
         free = slots(None) - self._pulling.total()
         if free <= 0:
             return 0
-        return min(free, self._directory.offered(self._left(slots), self._clock.now()))
+        return min(free, self._directory.count_offered(self._slots_left(slots), self._clock.now()))
 
     async def pull(self, slots: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
         """Draw one offer at random, pull the group and verify it. Return None if there is no offer,
@@ -107,11 +107,11 @@ class Puller:
         while True:
             now = self._clock.now()
             offer = self._directory.draw_offer(
-                self._rng, self._left(slots), self._members.issuer, now
+                self._rng, self._slots_left(slots), self._members.issuer, now
             )
             if offer is None:
                 return None
-            if self._effort.left(offer.author, now) and self._traffic.pulls(
+            if self._effort.has_left(offer.author, now) and self._traffic.pulls(
                 offer.author, now, offer.size
             ):
                 break
@@ -124,7 +124,7 @@ class Puller:
             if not self._pulling[offer.author]:
                 del self._pulling[offer.author]
 
-    def _left(self, slots: Callable[[str | None], int]) -> Callable[[str], int]:
+    def _slots_left(self, slots: Callable[[str | None], int]) -> Callable[[str], int]:
         return lambda author: slots(author) - self._pulling[author]
 
     async def _list(self, peer: Peer, limit: int) -> int | None:
@@ -154,7 +154,7 @@ class Puller:
         """Check one announcement, and keep it as an offer if its group is new and mixed. Return its
         sequence number, 0 if it was refused."""
         max_bytes = wire.MAX_ANNOUNCEMENT_BYTES
-        envelope = self._asker.opened(raw, Kind.RECORD, max_bytes, peer.peer_id)
+        envelope = self._asker.open_envelope(raw, Kind.RECORD, max_bytes, peer.peer_id)
         if envelope is None:
             return 0
         entry = wire.unpack(wire.Announcement, envelope.body, max_bytes=max_bytes)
@@ -163,7 +163,7 @@ class Puller:
             return 0
         peer.environment = entry.environment, entry.version
         peer.policy = entry.model, entry.tokenizer
-        seq_rejection = self._verifier.seen(peer.peer_id, entry.epoch, entry.seq)
+        seq_rejection = self._verifier.check_replay(peer.peer_id, entry.epoch, entry.seq)
         if seq_rejection is not None and seq_rejection.reason not in BLAMELESS:
             self._asker.reject(seq_rejection, peer.peer_id)
         if entry.mixed and seq_rejection is None:
@@ -176,9 +176,9 @@ class Puller:
         return entry.seq
 
     async def _pull(self, offer: Offer, version: int) -> VerifiedGroup | None:
-        if self._verifier.seen(offer.author, offer.epoch, offer.seq) is not None:
+        if self._verifier.check_replay(offer.author, offer.epoch, offer.seq) is not None:
             return None  # admitted, or outside the replay window, since it was listed
-        if self._asker.ended(offer.author):
+        if self._asker.count_former_member(offer.author):
             return None
         request = wire.pack(wire.PullRequest(id=offer.id))
         for peer in self._holders(offer):
@@ -201,7 +201,7 @@ class Puller:
                 if result.reason == "unscored":  # this machine may score it later
                     self._directory.give_back(offer)
                 return None
-            if self._asker.ended(offer.author):  # while it was scored
+            if self._asker.count_former_member(offer.author):  # while it was scored
                 return None
             author = self._directory.get(offer.author)
             if author is not None:

@@ -76,7 +76,7 @@ class Asker:
         """Send one request to a member, after a greeting if needed. A failure is counted, and None
         is returned. `stated_by` is the peer that stated `max_reply`, None if the protocol sets
         it."""
-        if self.ended(peer.peer_id):
+        if self.count_former_member(peer.peer_id):
             return None
         try:
             async with asyncio.timeout(seconds if peer.is_greeted else seconds + _REQUEST_SECONDS):
@@ -85,11 +85,11 @@ class Asker:
                 reply = await self._send(peer, protocol, payload, max_reply)
         except (TransportError, TimeoutError) as error:
             if isinstance(error, RefusedError) and error.code == NOT_HERE.code:
-                peer.answered(self._clock.now())  # no failure: a peer need not hold a group
+                peer.record_answer(self._clock.now())  # no failure: a peer need not hold a group
                 self._rejected["not_here"] += 1
                 return None
             if isinstance(error, NotServedError):  # a program of another version
-                peer.answered(self._clock.now())
+                peer.record_answer(self._clock.now())
                 self._rejected["not_served"] += 1
                 return None
             if isinstance(error, OversizeError):  # a holder may be honest where the author is not
@@ -97,12 +97,12 @@ class Asker:
                 self.reject(Rejected("size", str(error)), at_fault)
                 return None
             self._note_failure(peer, error)
-            peer.missed(self._clock.now())
+            peer.record_miss(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))
             return None
-        peer.answered(self._clock.now())
-        self._directory.failures.answered(peer.peer_id)
+        peer.record_answer(self._clock.now())
+        self._directory.failures.record_answer(peer.peer_id)
         return reply
 
     async def _send(self, peer: Peer, protocol: str, payload: bytes, max_reply: int) -> bytes:
@@ -151,11 +151,11 @@ class Asker:
                 await self._greet(peer)
         except (TransportError, TimeoutError) as error:
             self._note_failure(peer, error)
-            peer.failed(self._clock.now())
+            peer.record_failure(self._clock.now())
             self._rejected["unreachable"] += 1
             _log.debug("unreachable", peer=peer.peer_id, protocol=HELLO, error=str(error))
             return False
-        peer.answered(self._clock.now())
+        peer.record_answer(self._clock.now())
         self._directory.failures.admitted_here(peer.peer_id)
         return True
 
@@ -164,7 +164,7 @@ class Asker:
         now = self._clock.now()
         return await self.greet(self._directory.get(peer_id) or Peer(peer_id, now))
 
-    def ended(self, peer_id: str) -> bool:
+    def count_former_member(self, peer_id: str) -> bool:
         """Check for a former member, and count it."""
         result = self._members.check(peer_id)
         if isinstance(result, Member) or result.reason == "unknown_member":
@@ -179,11 +179,13 @@ class Asker:
         _log.debug("rejected", reason=rejection.reason, detail=rejection.detail, peer=peer_id)
         if peer_id is None:
             return
-        seconds = self._directory.refused(peer_id, rejection.reason, self._clock.now())
+        seconds = self._directory.count_refusal(peer_id, rejection.reason, self._clock.now())
         if seconds:
             self._transport.sever(peer_id, seconds)
 
-    def opened(self, raw: bytes, kind: Kind, max_bytes: int, author: str | None) -> Opened | None:
+    def open_envelope(
+        self, raw: bytes, kind: Kind, max_bytes: int, author: str | None
+    ) -> Opened | None:
         """Open an envelope of at most `max_bytes` bytes by `author`, or by anybody if None. A
         refusal is counted."""
         envelope = open_sealed(raw, self._swarm_id, kind, max_bytes=max_bytes)
@@ -205,10 +207,10 @@ class Asker:
             self._refused_by(peer.peer_id, "schema")
 
     def _refused_by(self, peer_id: str, reason: str, offset: int | None = None) -> None:
-        membership = self._members.shown(self._transport.peer_id)
+        membership = self._members.presented_membership(self._transport.peer_id)
         me, wall = membership[0] if membership else None, self._clock.wall()
         cause = refused_by(peer_id, self._members.name(peer_id), reason, offset, me, wall)
-        self._directory.failures.failed(cause, self._clock.now())
+        self._directory.failures.record_failure(cause, self._clock.now())
 
     def note_clock(self, peer_id: str, rejection: Rejected, *, told_itself: bool = False) -> None:
         """Record that this peer's clock differs from this node's. A time in the past counts only if
@@ -218,7 +220,7 @@ class Asker:
             detail = "" if told_itself else AT_LEAST  # others may keep an older one
             seconds, name = -rejection.seconds, self._members.name(peer_id)
             cause = Cause("clock", peer_id, name, detail=detail, seconds=seconds)
-            self._directory.failures.failed(cause, self._clock.now())
+            self._directory.failures.record_failure(cause, self._clock.now())
 
     async def _ask_for_list(self, peer: Peer) -> None:
         """Ask a peer that calls this node revoked for the list that names it. The owner or a
@@ -239,11 +241,11 @@ class Asker:
     async def _greet(self, peer: Peer) -> None:
         """Exchange certificate chains. Raise TransportError if the peer is no member."""
         is_reachable = not peer.addresses or await self._transport.dial(
-            circuit.completed(peer.addresses, peer.peer_id)
+            circuit.complete_circuits(peer.addresses, peer.peer_id)
         )
         # A request would dial the same addresses again. Members that missed a change of the secret
         # do not answer a dial, but are connected all the same.
-        if not is_reachable and not await self._transport.connected(peer.peer_id):
+        if not is_reachable and not await self._transport.is_connected(peer.peer_id):
             raise TransportError(f"{peer.peer_id} answers at none of its addresses")
         body = wire.pack(hello_body(wire.HelloRequest, self._credentials, self._transport))
         try:

@@ -62,7 +62,7 @@ Body = TypeVar("Body", bound=wire.Body)
 
 def hello_body(kind: type[Hello], credentials: Credentials, transport: Transport) -> Hello:
     """This node's greeting, with up to eight of its addresses that are short enough."""
-    own_addresses = circuit.stated(transport.addresses())
+    own_addresses = circuit.state_addresses(transport.addresses())
     addresses = [a for a in own_addresses if len(a) <= wire.MAX_ADDRESS_CHARS]
     return kind(
         chain=credentials.chain,
@@ -126,7 +126,7 @@ class Server:
         """Answer a request if the caller's budget allows it, and charge the reply."""
         self._allow(caller)
         reply = await handler(caller, payload)
-        self.sent(caller, len(reply))
+        self.charge_sent(caller, len(reply))
         return reply
 
     async def _hello(self, caller: str, payload: bytes) -> bytes:
@@ -138,17 +138,17 @@ class Server:
             if member.reason == "revoked":
                 self._revoked_callers[caller] = None
             # A chain that begins later than now shows a caller's clock that is ahead.
-            name = self._members.claimed(hello.chain, caller)
+            name = self._members.claimed_name(hello.chain, caller)
             self._directory.failures.refuse(
                 refused_caller(caller, name, member, self._clock.wall()), now
             )
             raise NO_MEMBER.error(with_seconds(member.reason, member.seconds))
-        self._directory.failures.admitted(caller)
+        self._directory.failures.record_admission(caller)
         self._revoked_callers.pop(caller, None)
         self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)
         peer.last_seen = now
-        peer.retry.greeted(now)
+        peer.retry.record_greeting(now)
         # The reply is this node's greeting. A peer that missed it answers UNKNOWN_MEMBER.
         peer.is_greeted = True
         if hello.addresses:
@@ -182,18 +182,18 @@ class Server:
             heartbeats.append(self._directory.heartbeat)
         return wire.pack(wire.PeersReply(presences=tuple(heartbeats)))
 
-    async def _revoked(self, caller: str, payload: bytes) -> bytes:
-        return self._exchanged(caller, self._credentials.lists.exchange(payload))
+    async def _answer_revocations(self, caller: str, payload: bytes) -> bytes:
+        return self._finish_exchange(caller, self._credentials.lists.exchange(payload))
 
     async def _list_for(self, caller: str, payload: bytes) -> bytes:
         """Exchange lists with a member. A caller that the list expelled is shown it, and nothing
         that it sends is read: the list proves to it that its owner ended the membership."""
         if caller in self._revoked_callers:
             return self._credentials.lists.raw
-        return await self._admit(self._revoked, caller, payload)
+        return await self._admit(self._answer_revocations, caller, payload)
 
     async def _secret(self, caller: str, payload: bytes) -> bytes:
-        return self._exchanged(caller, self._credentials.secrets.exchange(payload))
+        return self._finish_exchange(caller, self._credentials.secrets.exchange(payload))
 
     async def _renew(self, caller: str, payload: bytes) -> bytes:
         chain = self._credentials.renewal_of(caller)
@@ -208,9 +208,9 @@ class Server:
         return wire.pack(wire.ClaimsReply(claims))
 
     async def _further(self, answer: Answer, caller: str, payload: bytes) -> bytes:
-        return self._exchanged(caller, await answer(caller, payload))
+        return self._finish_exchange(caller, await answer(caller, payload))
 
-    def _exchanged(self, caller: str, answer: bytes | Rejected) -> bytes:
+    def _finish_exchange(self, caller: str, answer: bytes | Rejected) -> bytes:
         """Return the answer if the request is valid. An invalid statement counts against its
         caller, because nodes check each that they pass on."""
         if isinstance(answer, Rejected):
@@ -223,7 +223,7 @@ class Server:
         peer = self._directory.get(caller)
         if peer is None or not self._members.is_member(caller):
             raise UNKNOWN_MEMBER.error()
-        peer.heard(self._clock.now())
+        peer.record_request(self._clock.now())
         return await handler(caller, payload)
 
     def _allow(self, caller: str) -> None:
@@ -256,11 +256,11 @@ class Server:
             return False
         return True
 
-    def sent(self, caller: str, size: int) -> None:
+    def charge_sent(self, caller: str, size: int) -> None:
         """See `TableGate`."""
-        self._traffic.sent(caller, self._clock.now(), size)
+        self._traffic.charge_sent(caller, self._clock.now(), size)
 
-    def refused(self, caller: str) -> None:
+    def count_refused(self, caller: str) -> None:
         """See `TableGate`."""
         self._turn_away(caller, "unknown_member")
 
@@ -308,6 +308,6 @@ def refuse(
     """Count a fault of a request, in total and against the caller. Cut the caller's link if no
     honest program sends such a request."""
     counts[rejection.reason] += 1
-    seconds = directory.refused(caller, rejection.reason, now)
+    seconds = directory.count_refusal(caller, rejection.reason, now)
     if blame_of(rejection.reason) is Blame.VIOLATION:
         transport.sever(caller, seconds or _STRANGER_SECONDS)

@@ -129,14 +129,14 @@ class GroupVerifier:
             try:
                 self._windows.restore(row.author, row.epoch, row.high, row.bitmap)
             except ValueError:
-                storage.damaged(f"groups of {row.author} are refused until it starts again")
+                storage.count_damaged(f"groups of {row.author} are refused until it starts again")
 
     @property
     def turns(self) -> int:
         """The most turns of a multi-turn rollout here, 1 for an answer to one question."""
         return self._criteria.turns
 
-    def seen(self, author: str, epoch: int, seq: int) -> Rejected | None:
+    def check_replay(self, author: str, epoch: int, seq: int) -> Rejected | None:
         """Check an announced (author, epoch, seq) for replay. Return the reason for not pulling it,
         None if it may be pulled."""
         return self._windows.check(author, epoch, seq)
@@ -148,7 +148,7 @@ class GroupVerifier:
         if self._elsewhere(*place) or entry.turns != self._criteria.turns:
             # The author broke no rule and cost nothing: it may be about to upgrade.
             return Rejected("elsewhere", f"{entry.environment} {entry.version} {entry.family}")
-        return self._criteria.sizes.announced(entry.completions, entry.size)
+        return self._criteria.sizes.check_announced(entry.completions, entry.size)
 
     def accepts_tokens(self, group: RolloutGroup) -> bool:
         """Check that nodes with the same model would accept the token ids of an own group."""
@@ -171,7 +171,7 @@ class GroupVerifier:
         )
         if rejection is not None:
             return rejection
-        scores = await self._scored(group, offer.author)
+        scores = await self._score_group(group, offer.author)
         if isinstance(scores, Rejected):
             return scores
         prompt, rewards, observations = scores
@@ -189,7 +189,7 @@ class GroupVerifier:
             return Rejected("too_long", "a multi-turn rollout exceeds this model's context length")
         return await self._admit(verified_group, offer, blob)
 
-    async def rescored(self, group: VerifiedGroup) -> VerifiedGroup | None:
+    async def rescore(self, group: VerifiedGroup) -> VerifiedGroup | None:
         """Return a stored group. The observations of multi-turn rollouts are derived again, because
         they are not stored. Return None if the group would be refused now: the environment may have
         gained or lost its turns."""
@@ -199,12 +199,12 @@ class GroupVerifier:
                 if any(completion.earlier_turns for completion in group.group.completions)
                 else group
             )
-        scores = await self._scored(group.group, group.author)
+        scores = await self._score_group(group.group, group.author)
         if isinstance(scores, Rejected):
             return None
         return replace(group, prompt=scores[0], rewards=scores[1], observations=scores[2])
 
-    async def _scored(self, group: RolloutGroup, author: str) -> _Found | Rejected:
+    async def _score_group(self, group: RolloutGroup, author: str) -> _Found | Rejected:
         """The prompt, the rewards and the observations of a group, as this node finds them."""
         observations: tuple[tuple[str, ...], ...] = ()
         try:
@@ -220,7 +220,7 @@ class GroupVerifier:
             if (flaw := _refuse_cut(group)) is not None:
                 return flaw
             transcripts = [
-                (completion.said, completion.finish is not Finish.STOP)
+                (completion.turn_texts, completion.finish is not Finish.STOP)
                 for completion in group.completions
             ]
             rerun = await self._multi_turn.rerun(group.task, transcripts, author)
@@ -247,7 +247,7 @@ class GroupVerifier:
         header, _ = contents
         if (header.epoch, header.seq) != (offer.epoch, offer.seq):
             return Rejected("sequence", "its epoch or number is not the announced one")
-        return self.seen(offer.author, header.epoch, header.seq) or contents
+        return self.check_replay(offer.author, header.epoch, header.seq) or contents
 
     def _refuse_task(self, group: RolloutGroup) -> Rejected | None:
         task = group.task
@@ -269,13 +269,13 @@ class GroupVerifier:
             completion.token_ids.size if same_model else self._length(completion)
             for completion in group.completions
         ]
-        rejection = self._criteria.sizes.pulled(lengths)
+        rejection = self._criteria.sizes.check_pulled(lengths)
         return self._check_tokens(group) if rejection is None and same_model else rejection
 
     def _length(self, completion: Completion) -> int:
         """The length of a foreign completion in this node's tokens. Each turn but the last counts
         one token more, for its end."""
-        return sum(len(self._encode(text)) for text in completion.said) + len(
+        return sum(len(self._encode(text)) for text in completion.turn_texts) + len(
             completion.earlier_turns
         )
 
@@ -318,7 +318,7 @@ class GroupVerifier:
         # may stand between the check of the window and its mark.
         rejection = await self._refuse_content(
             verified_group.group, offer, verified_group.prompt
-        ) or self.seen(verified_group.author, offer.epoch, offer.seq)
+        ) or self.check_replay(verified_group.author, offer.epoch, offer.seq)
         if rejection is not None:
             return rejection
         window = self._windows.mark(verified_group.author, offer.epoch, offer.seq)
@@ -442,7 +442,7 @@ def restored_group(row: StoredGroup) -> VerifiedGroup:
 
 def task_digest(task: TaskRef, author: str) -> bytes:
     """The digest of "this author made a group of this task"."""
-    return _digest("task", *_named(task), author)
+    return _digest("task", *_task_key(task), author)
 
 
 def content_digest(group: RolloutGroup, prompt: str = "") -> bytes:
@@ -451,10 +451,10 @@ def content_digest(group: RolloutGroup, prompt: str = "") -> bytes:
     prompt."""
     # A folded text has no line break, so one joins the turns of a multi-turn rollout.
     texts = sorted(
-        "\n".join(" ".join(text.split()) for text in completion.said)
+        "\n".join(" ".join(text.split()) for text in completion.turn_texts)
         for completion in group.completions
     )
-    return _digest("content", *([prompt] if prompt else _named(group.task)), *texts)
+    return _digest("content", *([prompt] if prompt else _task_key(group.task)), *texts)
 
 
 def digests(group: RolloutGroup, prompt: str, author: str) -> tuple[bytes, ...]:
@@ -462,7 +462,7 @@ def digests(group: RolloutGroup, prompt: str, author: str) -> tuple[bytes, ...]:
     return task_digest(group.task, author), content_digest(group), content_digest(group, prompt)
 
 
-def _named(task: TaskRef) -> tuple[str, str, str, str]:
+def _task_key(task: TaskRef) -> tuple[str, str, str, str]:
     return task.environment, task.version, task.family, str(task.seed)
 
 

@@ -156,8 +156,8 @@ class Members:
         #: Chains of claims that stay, to be told to others.
         self._chains: Recent[tuple[bytes, bytes], tuple[bytes, ...]] = Recent(MAX_MEMBERS)
         self._issuer = functools.lru_cache(_MAX_ISSUERS)(verify_issuer)
-        self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._opened)
-        self._read = functools.lru_cache(MAX_MEMBERS)(self._heard)
+        self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._open_chain)
+        self._read = functools.lru_cache(MAX_MEMBERS)(self._hear_presence)
 
     def admit(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
         """Check the chain that `peer_id` presents, and remember it as a member. The reasons are
@@ -167,7 +167,7 @@ class Members:
         if isinstance(member, Rejected):
             return member
         return (
-            self._refused(member)
+            self._check_member(member)
             or self._count(member)
             or self._remember(member, is_presented=True)
         )
@@ -178,26 +178,26 @@ class Members:
         entry = self._entries.get(peer_id)
         if entry is None:
             return Rejected("unknown_member", "it has shown no certificate")
-        return self._refused(entry.member) or entry.member
+        return self._check_member(entry.member) or entry.member
 
     def is_member(self, peer_id: str) -> bool:
         """Check that this peer is a member now."""
         return isinstance(self.check(peer_id), Member)
 
-    def shown(self, peer_id: str) -> tuple[Member, str] | None:
+    def presented_membership(self, peer_id: str) -> tuple[Member, str] | None:
         """The membership that a peer presented, with "member" or the reason why it is none. A
         former member has one too. None for any other peer."""
         entry = self._entries.get(peer_id)
         member = entry.member if entry else self._former.get(peer_id)
         if member is None:
             return None
-        rejection = self._refused(member)
+        rejection = self._check_member(member)
         return member, rejection.reason if rejection else "member"
 
     def name(self, peer_id: str) -> str:
         """The name of a peer that presented its certificate. A former member has one too. "" for
         any other peer."""
-        membership = self.shown(peer_id)
+        membership = self.presented_membership(peer_id)
         return self.names(membership[0])[0] if membership else ""
 
     def names(self, member: Member) -> tuple[str, str]:
@@ -217,10 +217,10 @@ class Members:
 
     def expelled_at(self, peer_id: str) -> int:
         """Unix second of the oldest list known here that names this peer, 0 without one."""
-        membership = self.shown(peer_id)
+        membership = self.presented_membership(peer_id)
         return (self._expelled_since(membership[0]) or 0) if membership is not None else 0
 
-    def claimed(self, chain: tuple[bytes, ...], peer_id: str) -> str:
+    def claimed_name(self, chain: tuple[bytes, ...], peer_id: str) -> str:
         """Return the name in a chain from the root to this peer, member or not, "" for any other
         chain."""
         member = self._open(chain, peer_id)
@@ -252,10 +252,10 @@ class Members:
         if age > MAX_HEAD_SECONDS:
             return Rejected("outdated", f"issued {age:.0f} s ago", -age)
         entry = self._entries.get(member.peer_id)
-        if entry is not None and entry.is_presented and not self._refused(entry.member):
+        if entry is not None and entry.is_presented and not self._check_member(entry.member):
             is_same_issuer = entry.member.admitted_by == member.admitted_by
             member = member if is_same_issuer else entry.member
-        rejection = self._refused(member) or self._count(member)
+        rejection = self._check_member(member) or self._count(member)
         if rejection is not None:
             return rejection
         self._remember(member)
@@ -318,7 +318,7 @@ class Members:
     def dismiss(self) -> list[str]:
         """Forget former members. Return their peer ids, and those that the list named since the
         last call: this node may hold groups of a peer that it has not met since its start."""
-        former_ids = self._ended()
+        former_ids = self._find_former()
         for peer_id in former_ids:
             self._former[peer_id] = self._entries[peer_id].member
             self._forget(peer_id)
@@ -326,7 +326,7 @@ class Members:
         self._new_revocations = set()
         return sorted(revoked_ids.union(former_ids))
 
-    def _ended(self) -> list[str]:
+    def _find_former(self) -> list[str]:
         """Find former members. All members are checked only if a list changed, if an earlier
         claim displaces one, if a membership has ended, or if the clock was set back."""
         state, now = (
@@ -339,9 +339,9 @@ class Members:
             return []
         members = [entry.member for entry in self._entries.values()]
         self._ends = min((m.until for m in members), default=math.inf) + CLOCK_SKEW_SECONDS
-        return [member.peer_id for member in members if self._refused(member)]
+        return [member.peer_id for member in members if self._check_member(member)]
 
-    def _refused(self, member: Member) -> Rejected | None:
+    def _check_member(self, member: Member) -> Rejected | None:
         revoked_at = self._expelled_since(member)
         if revoked_at is not None:
             return Rejected(
@@ -353,7 +353,7 @@ class Members:
         if rejection is not None:
             return rejection
         issuer, subject = member.admitted_by, member.body.subject
-        if self._claims.known(issuer, subject) and not self._claims.stays(issuer, subject):
+        if self._claims.has_claim(issuer, subject) and not self._claims.stays(issuer, subject):
             return Rejected("used_up", "its ticket was used for another key first")
         return None
 
@@ -376,7 +376,7 @@ class Members:
             has_changed = self._claims.meet(key, uses, subject, min(now, met_ms))
         if has_changed and self._keeper is not None:
             self._keeper.save(_ADMITTED, msgpack.packb(self._claims.rows()))
-        if self._claims.known(key, subject):
+        if self._claims.has_claim(key, subject):
             self._chains[key, subject] = member.chain
         if not self._claims.stays(key, subject):
             return Rejected("used_up", f"its issuer may admit {uses}")
@@ -399,16 +399,16 @@ class Members:
         member = self._open(claim.chain, peer_id_of(claim.subject))
         if isinstance(member, Rejected):
             return member
-        rejection = self._refused(member)
+        rejection = self._check_member(member)
         if rejection is not None and rejection.reason != "used_up":
             return None  # lists and clocks differ, and are nobody's fault
         witness = self.issuer(teller) not in ("", member.admitted_by.hex())
         self._count(member, claim.met_ms if witness else None)
         return None
 
-    def tried(self, issuer_key: bytes) -> list[str]:
+    def late_peer_ids(self, issuer_key: bytes) -> list[str]:
         """Peer ids of those that showed a ticket after it was used up."""
-        return [peer_id_of(subject) for subject in self._claims.tried(issuer_key)]
+        return [peer_id_of(subject) for subject in self._claims.late_subjects(issuer_key)]
 
     def _remember(self, member: Member, *, is_presented: bool = False) -> Member:
         """Store the member. A certificate that the member presented itself wins over one that a
@@ -443,11 +443,11 @@ class Members:
         if not self._groups[group]:
             del self._groups[group]
 
-    def _opened(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
+    def _open_chain(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
         bodies = open_chain(chain, self._swarm, public_key_of(peer_id), self._issuer)
         return bodies if isinstance(bodies, Rejected) else Member(peer_id, *bodies, chain)
 
-    def _heard(self, presence: bytes) -> Heard | Rejected:
+    def _hear_presence(self, presence: bytes) -> Heard | Rejected:
         record = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
         if isinstance(record, Rejected):
             return record

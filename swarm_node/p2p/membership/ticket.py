@@ -122,7 +122,7 @@ def make_ticket(
         member_seconds=member_seconds,
         uses=uses,
     )
-    return _packed(info, addresses, expires, certificate, issuer.seed())
+    return _pack_ticket(info, addresses, expires, certificate, issuer.seed())
 
 
 def with_addresses(ticket: Ticket, info: SwarmInfo, addresses: Sequence[str]) -> str:
@@ -132,10 +132,12 @@ def with_addresses(ticket: Ticket, info: SwarmInfo, addresses: Sequence[str]) ->
     Raises:
         ValueError: an address is outside its bounds.
     """
-    return _packed(info, addresses, ticket.expires, ticket.issuer_certificate, ticket.issuer_seed)
+    return _pack_ticket(
+        info, addresses, ticket.expires, ticket.issuer_certificate, ticket.issuer_seed
+    )
 
 
-def _packed(
+def _pack_ticket(
     info: SwarmInfo, addresses: Sequence[str], expires: int, certificate: bytes, seed: bytes
 ) -> str:
     body = pack(

@@ -75,7 +75,7 @@ class TicketUses:
         of = self._issuers.get(issuer)
         return of is None or subject in of.stays
 
-    def known(self, issuer: bytes, subject: bytes) -> bool:
+    def has_claim(self, issuer: bytes, subject: bytes) -> bool:
         """Check that this subject has a claim."""
         of = self._issuers.get(issuer)
         return of is not None and subject in of.met_times
@@ -90,7 +90,7 @@ class TicketUses:
         of = self._issuers.get(issuer)
         return [] if of is None else sorted(of.stays, key=of.met_times.__getitem__)
 
-    def tried(self, issuer: bytes) -> list[bytes]:
+    def late_subjects(self, issuer: bytes) -> list[bytes]:
         """The subjects that came too late, the first one first."""
         of = self._issuers.get(issuer)
         return (

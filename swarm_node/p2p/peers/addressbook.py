@@ -188,14 +188,14 @@ class AddressBook:
             entry.retry.begin(now)
         return entry
 
-    def answered(self, peer_id: str, now: float, issuer: str) -> None:
+    def record_answer(self, peer_id: str, now: float, issuer: str) -> None:
         """Record an answer of the peer at an address of its own. It enters the tried table if its
         bucket has room or holds a peer that fails."""
         entry = self._entries.get(peer_id)
         if entry is None:
             return
         self._teller_retries.pop((entry.teller, entry.issuer), None)
-        entry.retry.answered(now)
+        entry.retry.record_answer(now)
         entry.answered_at = now
         if not entry.is_tried:
             self._new.remove(entry)
@@ -206,7 +206,7 @@ class AddressBook:
                 entry.bucket = bucket
                 self._new.bucket(bucket)[peer_id] = self._entries[peer_id] = entry
 
-    def failed(
+    def record_failure(
         self, peer_id: str, now: float, last_heard: float, last_seen: float = _NEVER
     ) -> None:
         """Record that the peer, last seen at `last_seen`, did not answer. The failure counts only
@@ -217,7 +217,7 @@ class AddressBook:
             return
         if entry.is_tried:
             entry.answered_at = max(entry.answered_at, last_seen)
-        entry.retry.failed(now, counts=last_heard > entry.counted_at)
+        entry.retry.record_failure(now, counts=last_heard > entry.counted_at)
         if last_heard > entry.counted_at:
             entry.counted_at = now
         if entry.teller == CONFIGURED:
@@ -227,7 +227,7 @@ class AddressBook:
             self._teller_retries[key] = teller_retry = self._teller_retries.get(key) or Retry(
                 TELLER
             )
-            teller_retry.failed(now)
+            teller_retry.record_failure(now)
         if entry.retry.failures >= (MAX_FAILURES if entry.is_tried else 1):
             self._remove(entry)
             self._ignored_peers[peer_id] = now + UNMET.ceiling, entry.addresses
@@ -245,7 +245,7 @@ class AddressBook:
         if peer_id not in self._entries:
             self.tell(peer_id, addresses, now, issuer=issuer, teller=peer_id, telling_issuer=issuer)
 
-    def tried(self) -> list[Known]:
+    def tried_peers(self) -> list[Known]:
         """The tried peers, in a stable order."""
         entries = (entry for entry in self._entries.values() if entry.is_tried)
         return sorted(entries, key=attrgetter("peer_id"))

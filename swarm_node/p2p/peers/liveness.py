@@ -117,7 +117,7 @@ class Retry:
         """Begin a try. The caller reports the result."""
         self.tried_at, self.is_trying = now, True
 
-    def failed(self, now: float, *, counts: bool = True) -> None:
+    def record_failure(self, now: float, *, counts: bool = True) -> None:
         """Record a failure. Those before the pause is over change nothing, so neither requests that
         were under way together nor early tries lengthen it."""
         if not self.is_trying:
@@ -136,12 +136,12 @@ class Retry:
             self.failures += 1
         self.due_at = now + max(self.pause, self.backoff.first)
 
-    def answered(self, now: float) -> None:
+    def record_answer(self, now: float) -> None:
         """Record an answer. It forgives all failures."""
         self.failures, self.pause, self.lost_at, self.is_trying = 0, 0.0, math.inf, False
         self.ask_at, self.due_at, self.soon_at = now, -math.inf, math.inf
 
-    def greeted(self, now: float) -> None:
+    def record_greeting(self, now: float) -> None:
         """Record that it wants to be asked. That proves nothing about this node's way to it."""
         self.ask_at = now
 

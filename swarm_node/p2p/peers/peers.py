@@ -87,26 +87,26 @@ class Peer:
         """Monotonic second from which the peer may be asked again."""
         return max(self.retry.ask_at, self.standing.left_until)
 
-    def missed(self, now: float) -> None:
+    def record_miss(self, now: float) -> None:
         """Record that a request was not answered. Those that were under way together, or with a
         retry, count as one failure."""
         if not self.retry.silent:
-            self.failed(now)
+            self.record_failure(now)
 
-    def failed(self, now: float) -> None:
+    def record_failure(self, now: float) -> None:
         """Ask the peer nothing until it answers a retry."""
-        self.retry.failed(now)
+        self.retry.record_failure(now)
         if self.retry.failures > 1:  # after a single lost message no new greeting is needed
             self.is_greeted = False
 
-    def heard(self, now: float) -> None:
+    def record_request(self, now: float) -> None:
         """Record a request from the peer: it is online."""
         self.last_seen = now
         self.retry.soon(now)
 
-    def answered(self, now: float) -> None:
+    def record_answer(self, now: float) -> None:
         self.last_seen = now
-        self.retry.answered(now)
+        self.retry.record_answer(now)
 
 
 class Directory:
@@ -160,14 +160,14 @@ class Directory:
         """Drop a former member, with its offers."""
         self._peers.pop(peer_id, None)
 
-    def refused(self, peer_id: str, reason: str, now: float) -> float:
+    def count_refusal(self, peer_id: str, reason: str, now: float) -> float:
         """Count a refusal of a message from `peer_id`. Return for how many seconds its link must be
         cut, 0 if it stays."""
         peer = self._peers.get(peer_id)
         if peer is None:
             return 0.0
         peer.rejected[reason] += 1
-        blame = peer.standing.refused(reason, now)
+        blame = peer.standing.count_refusal(reason, now)
         if now < peer.standing.off_until:
             peer.offers.clear()
             self.recall(peer_id, peer.standing)
@@ -177,7 +177,7 @@ class Directory:
         """Restore the standing of a peer that was dropped, even if the peer itself is forgotten."""
         self._standings[peer_id] = standing
 
-    def dropped(self) -> dict[str, Standing]:
+    def dropped_standings(self) -> dict[str, Standing]:
         """The standings of all peers that were dropped once, the latest last."""
         return dict(self._standings)
 
@@ -228,7 +228,7 @@ class Directory:
         )
         return sum(islice(matches, limit)) < limit
 
-    def heard(self) -> float:
+    def last_heard(self) -> float:
         """Monotonic second at which any peer was last heard."""
         return max((peer.last_seen for peer in self._peers.values()), default=-math.inf)
 
@@ -271,7 +271,7 @@ class Directory:
     def dismiss(self, peer: Peer, asked_before: float) -> None:
         """Forget a peer that answered none of LOST_TRIES retries, if another peer was heard since
         this node `asked_before`. Otherwise the fault may be this node's own."""
-        if peer.retry.failures > LOST_TRIES and self.heard() > asked_before:
+        if peer.retry.failures > LOST_TRIES and self.last_heard() > asked_before:
             self._peers.pop(peer.peer_id, None)
 
     def _answering(
@@ -291,7 +291,7 @@ class Directory:
                 (other_peers if peer.partner_since is None else partners).append(peer)
         return partners, other_peers
 
-    def offered(self, slots: Callable[[str], int], now: float) -> int:
+    def count_offered(self, slots: Callable[[str], int], now: float) -> int:
         """Count the groups that could be drawn now, at most `slots(author)` of each author."""
         return sum(
             min(len(peer.offers), max(0, slots(peer.peer_id))) for peer in self._offering(now)

@@ -50,7 +50,7 @@ async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS
             length = int.from_bytes(await reader.readexactly(2), "big")
             if length > _MAX_MESSAGE:
                 return "other"
-            public_key = handshake.answered(await reader.readexactly(length))
+            public_key = handshake.prove_key(await reader.readexactly(length))
             return "open" if public_key == public_key_of(peer_id) else "other"
     except TimeoutError:
         return "timeout" if writer is None else "silent"
@@ -74,13 +74,13 @@ class Handshake:
         for part in (b"", self.first, b""):  # the prologue, the key, the payload
             self._mix_hash(part)
 
-    def answered(self, message: bytes) -> bytes | None:
+    def prove_key(self, message: bytes) -> bytes | None:
         """Return the Ed25519 key that the second message proves, None if it proves none."""
         ephemeral_key, rest = message[:_KEY], message[_KEY:]
         try:
             self._mix_hash(ephemeral_key)
-            static = self._opened(ephemeral_key, rest[: _KEY + _TAG])
-            payload = self._opened(static, rest[_KEY + _TAG :])
+            static = self._decrypt(ephemeral_key, rest[: _KEY + _TAG])
+            payload = self._decrypt(static, rest[_KEY + _TAG :])
             if not payload.startswith(_KEY_HEAD):
                 return None
             key, rest = payload[len(_KEY_HEAD) :][:_KEY], payload[len(_KEY_HEAD) + _KEY :]
@@ -92,7 +92,7 @@ class Handshake:
             return None
         return key
 
-    def _opened(self, remote_key: bytes, ciphertext: bytes) -> bytes:
+    def _decrypt(self, remote_key: bytes, ciphertext: bytes) -> bytes:
         """Decrypt with the key from the exchange with the X25519 key `remote_key` (MixKey and
         DecryptAndHash)."""
         shared_secret = self._private.exchange(X25519PublicKey.from_public_bytes(remote_key))

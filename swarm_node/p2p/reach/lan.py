@@ -122,7 +122,7 @@ class Lan(asyncio.DatagramProtocol):
         body = self._public_key + len(presence).to_bytes(_LENGTH, "big") + presence
         return nonce + self._ciphers[0].encrypt(nonce, body.ljust(_PADDED, b"\0"), None)
 
-    def heard(self, seconds: float) -> dict[str, bytes]:
+    def heard_presences(self, seconds: float) -> dict[str, bytes]:
         """peer id -> presence that was announced in the last `seconds`."""
         start = self._clock.now() - seconds
         return {

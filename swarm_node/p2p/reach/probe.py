@@ -127,7 +127,7 @@ class ProbeServer:
         request = wire.unpack(ProbeRequest, payload, max_bytes=_MAX_BODY)
         if isinstance(request, Rejected):
             return request
-        caller_address = await self._transport.seen(caller) or ""
+        caller_address = await self._transport.observed_address(caller) or ""
         place = _place(caller_address)
         outcomes: dict[int, Outcome] = {}
         stranger_outcome: Outcome = "untried"
@@ -171,7 +171,7 @@ class ProbeServer:
             and self._speaks(ip)
             and is_peer_id(peer_id)
             and peer_id != self._transport.peer_id
-            and await self._transport.seen(peer_id) is None
+            and await self._transport.observed_address(peer_id) is None
             and self._strange_hosts.take(site(ip), now)
             and self._favours.take(self._members.issuer(caller), caller, now)
         )
@@ -190,7 +190,8 @@ class ProbeServer:
         caller's router are not asked, because they connect by another path."""
         peers = self._directory.draw(self._rng, _DRAWN, self._clock.now(), excluded_ids=(caller,))
         peer_places = [
-            (peer, _place(await self._transport.seen(peer.peer_id) or "")) for peer in peers
+            (peer, _place(await self._transport.observed_address(peer.peer_id) or ""))
+            for peer in peers
         ]
         internet_peers = [
             peer for peer, at in peer_places if at and is_public(at[0]) and site(at[0]) != site(ip)
@@ -276,9 +277,13 @@ class Prober:
         """Check that a round is due: by time, because the own addresses changed, because the links
         of the asked members are gone, or because a member on the Internet is now connected."""
         probes = self._reach.probes
-        if not probes or self._clock.now() >= self._next_round_at or self._addresses != self._own():
+        if (
+            not probes
+            or self._clock.now() >= self._next_round_at
+            or self._addresses != self._own_addresses()
+        ):
             return True
-        if not [probe for probe in probes if await self._transport.seen(probe.peer_id)]:
+        if not [probe for probe in probes if await self._transport.observed_address(probe.peer_id)]:
             return True
         if any(probe.abroad for probe in probes):
             return False
@@ -291,7 +296,7 @@ class Prober:
         """IP addresses of the connected ones among `count` random peers, by peer id."""
         links = {}
         for peer in self._directory.draw(self._rng, count, self._clock.now()):
-            place = _place(await self._transport.seen(peer.peer_id) or "")
+            place = _place(await self._transport.observed_address(peer.peer_id) or "")
             if place is not None:
                 links[peer.peer_id] = place[0]
         return links
@@ -303,12 +308,12 @@ class Prober:
         if not peers:
             return
         self._last_round_at = self._clock.now()
-        reach.ports = tuple(ports_of(self._own()))
+        reach.ports = tuple(ports_of(self._own_addresses()))
         replies = await asyncio.gather(
             *(self._ask(peer, links[peer.peer_id]) for peer in peers if peer is not None)
         )
         probes = tuple(probe for probe in replies if probe is not None)
-        votes = [probe.opened for probe in probes if probe.opened is not None]
+        votes = [probe.is_open for probe in probes if probe.is_open is not None]
         if votes:
             self._answered_at = self._clock.now()
             old_verdict, reach.probes = reach.verdict(), probes
@@ -319,7 +324,7 @@ class Prober:
         pause = PROBE_ROUND.ceiling if certain else PROBE_ROUND.after(self._uncertain_rounds)
         self._next_round_at = self._clock.now() + pause
         self._uncertain_rounds = 0 if certain else self._uncertain_rounds + 1
-        self._addresses = self._own()  # with what was found
+        self._addresses = self._own_addresses()  # with what was found
 
     def _chosen(self, links: dict[str, str]) -> list[str]:
         """Choose the members to ask: those on the Internet if there are any. One of each issuer is
@@ -361,7 +366,7 @@ class Prober:
             ahead=reply.wall_ms / 1000 - self._clock.wall(),
         )
 
-    def _own(self) -> list[str]:
+    def _own_addresses(self) -> list[str]:
         """This node's own dialable addresses."""
         return [text for text in self._transport.addresses() if parse_address(text)]
 

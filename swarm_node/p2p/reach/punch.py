@@ -173,7 +173,7 @@ class Puncher:
 def place_of(reach: Reach) -> Place | None:
     """Derive a node's position from its reachability. A node behind a firewall counts as behind a
     router, if it dials from the port on which it listens."""
-    address = reach.seen()
+    address = reach.observed_endpoint()
     if address is None or not reach.ports:
         return None
     nat = reach.nat()
@@ -194,7 +194,7 @@ async def hold(
         async with asyncio.timeout(seconds):
             while True:
                 try:
-                    return await _met(listens, ip, port)
+                    return await _open_punch_socket(listens, ip, port)
                 except ConnectionRefusedError:
                     await asyncio.sleep(pause)
                     pause *= 2.0
@@ -204,7 +204,7 @@ async def hold(
     return None
 
 
-async def _met(listens: int, ip: str, port: int) -> socket.socket:
+async def _open_punch_socket(listens: int, ip: str, port: int) -> socket.socket:
     six = ":" in ip
     sock = socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM)
     try:

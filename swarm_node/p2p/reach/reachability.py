@@ -65,14 +65,14 @@ class Probed(msgspec.Struct, frozen=True):
     stranger: Outcome = "untried"
 
     @property
-    def opened(self) -> bool | None:
+    def is_open(self) -> bool | None:
         """True if the member found a port open, and a stranger that tried did too. None if the
         member tried no port."""
         outcomes = [outcome for outcome in self.outcomes.values() if outcome != "untried"]
-        return "open" in outcomes and not self.acquainted if outcomes else None
+        return "open" in outcomes and not self.is_open_to_acquaintances if outcomes else None
 
     @property
-    def acquainted(self) -> bool:
+    def is_open_to_acquaintances(self) -> bool:
         """True if the member could connect, and a stranger could not."""
         return "open" in self.outcomes.values() and self.stranger not in ("open", "untried")
 
@@ -123,15 +123,15 @@ class Reach:
         """True if members at other addresses can open connections to this node. None if unknown."""
         return dialable(self.probes)
 
-    def found(self) -> list[str]:
+    def reachable_addresses(self) -> list[str]:
         """Addresses, without peer id, at which members reach this node."""
-        return found(self.probes)
+        return majority_addresses(self.probes)
 
     def nat(self) -> Nat:
         """The kind of NAT between this node and the Internet."""
         return nat_kind(self.probes, self.ports)
 
-    def seen(self) -> tuple[str, int] | None:
+    def observed_endpoint(self) -> tuple[str, int] | None:
         """IP address and port at which most members on the Internet see this node."""
         counts = Counter((p.seen_ip, p.seen_port) for p in self.probes if p.abroad)
         return counts.most_common(1)[0][0] if counts else None
@@ -150,14 +150,14 @@ def dialable(probes: Iterable[Probed]) -> bool | None:
     """Take the majority vote of the members that dialled from elsewhere: True if most opened a
     connection, None if nobody dialled or only one member says so. A tie is False: otherwise one
     liar of two members would keep the node from using relays."""
-    votes = [bool(probe.opened) for probe in _evidence(probes)]
+    votes = [bool(probe.is_open) for probe in _evidence(probes)]
     open_votes = sum(votes)
     if 2 * open_votes > len(votes):
         return True if open_votes >= _AGREEING else None
     return False if votes else None
 
 
-def found(probes: Iterable[Probed]) -> list[str]:
+def majority_addresses(probes: Iterable[Probed]) -> list[str]:
     """Select the addresses that the majority of the members that dialled from elsewhere found
     open."""
     evidence = _evidence(probes)
@@ -165,7 +165,7 @@ def found(probes: Iterable[Probed]) -> list[str]:
         (probe.seen_ip, port)
         for probe in evidence
         for port, outcome in probe.outcomes.items()
-        if outcome == "open" and probe.opened
+        if outcome == "open" and probe.is_open
     )
     return [
         f"/ip{ipaddress.ip_address(ip).version}/{ip}/tcp/{port}"
@@ -183,10 +183,10 @@ def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
         return "unknown"
     if any(probe.here for probe in evidence):
         return "none"
-    votes = [bool(probe.opened) for probe in evidence]
+    votes = [bool(probe.is_open) for probe in evidence]
     if 2 * sum(votes) >= len(votes):
         return "open" if all(votes) else "unknown"
-    if any(probe.acquainted for probe in evidence):
+    if any(probe.is_open_to_acquaintances for probe in evidence):
         return "address"
     seen_ports = {site(probe.at): probe.seen_port for probe in evidence}
     kept_ports = set(seen_ports.values()) & set(ports)
@@ -204,16 +204,16 @@ def assess(
 ) -> Reachability:
     """Check a node that listens on `ports`, for which `relays` hold a link. It last asked
     `member_count` members."""
-    evidence = _evidence(probes) or [p for p in probes if p.opened is not None]
+    evidence = _evidence(probes) or [p for p in probes if p.is_open is not None]
     nat = nat_kind(probes, ports)
-    successes = [probe for probe in evidence if probe.opened]
-    failures = [probe for probe in evidence if not probe.opened]
+    successes = [probe for probe in evidence if probe.is_open]
+    failures = [probe for probe in evidence if not probe.is_open]
     kind: Kind = "unknown"
     text, remedy = f"not probed yet: {_unable(member_count)}", ""
     if evidence:
         kind, text, remedy = _direct(evidence, successes, failures, ports, nat)
     if relays and dialable(probes) is not True:
-        kind, text = "relayed", f"via relay {listed(relays)}; {text}"
+        kind, text = "relayed", f"via relay {join_items(relays)}; {text}"
         remedy = remedy and f"nothing; for direct connections, {remedy}"
     return Reachability(kind, text, remedy, nat, list(probes), list(relays))
 
@@ -274,7 +274,7 @@ def _remedy(outcome: Outcome, nat: Nat, ports: Sequence[int]) -> str:
 def _evidence(probes: Iterable[Probed]) -> list[Probed]:
     """Select the probes that count: those over the Internet, or without any, those from other
     addresses of this network."""
-    candidates = [probe for probe in probes if probe.opened is not None and probe.elsewhere]
+    candidates = [probe for probe in probes if probe.is_open is not None and probe.elsewhere]
     return [probe for probe in candidates if probe.abroad] or candidates
 
 
@@ -283,7 +283,7 @@ def place(ip: str, port: int) -> str:
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
-def listed(items: Iterable[object]) -> str:
+def join_items(items: Iterable[object]) -> str:
     """Join the items for a sentence. There is at least one."""
     *first, last = map(str, items)
     return f"{', '.join(first)} and {last}" if first else last
@@ -297,8 +297,8 @@ def _places(probes: Sequence[Probed], outcome: Outcome) -> str:
         for port, found in probe.outcomes.items()
         if found == outcome
     )
-    return listed(list(places)[:2])
+    return join_items(list(places)[:2])
 
 
 def _names(probes: Sequence[Probed]) -> str:
-    return listed(dict.fromkeys(probe.name for probe in probes))
+    return join_items(dict.fromkeys(probe.name for probe in probes))

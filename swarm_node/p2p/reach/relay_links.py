@@ -66,7 +66,7 @@ class Relays:
         self._introducing: set[str] = set()
         self._retries: Recent[str, Retry] = Recent(_REMEMBERED)
 
-    def kept(self) -> dict[str, str]:
+    def relay_addresses(self) -> dict[str, str]:
         """The address of each relay through which peers reach this node, by its id."""
         return {relay: entry.address for relay, entry in self._kept_relays.items()}
 
@@ -87,21 +87,21 @@ class Relays:
         try:
             return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
         except RefusedError as error:
-            if error.code != UNKNOWN_MEMBER.code or not await self._introduced(relay):
+            if error.code != UNKNOWN_MEMBER.code or not await self._greet(relay):
                 raise
         return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
 
-    async def joined(self, relay: str, address: str, patience: float) -> bool:
+    async def join(self, relay: str, address: str, patience: float) -> bool:
         """Connect to a relay. Return True if it is connected and a known member. All its addresses
         are dialled, because the peer that named it may use another version of IP than this node."""
-        if not await self._inner.connected(relay):
+        if not await self._inner.is_connected(relay):
             relay_addresses = circuit.reachable_first(self._members.relays().get(relay, ()))
             candidates = list(dict.fromkeys([address, *relay_addresses]))
             if not (address and await self._inner.dial(candidates, min(patience, DIAL_SECONDS))):
                 return False
-        return self._members.is_member(relay) or await self._introduced(relay)
+        return self._members.is_member(relay) or await self._greet(relay)
 
-    async def _introduced(self, relay: str) -> bool:
+    async def _greet(self, relay: str) -> bool:
         """Greet a relay. Return True if it accepted the greeting."""
         if self.introduce is None or relay in self._introducing:
             return False
@@ -123,10 +123,10 @@ class Relays:
         ):
             kept_relay = self._kept_relays[relay]
             kept_relay.misses = 0 if answers else kept_relay.misses + 1
-            is_gone = not answers and not await self._inner.connected(relay)
+            is_gone = not answers and not await self._inner.is_connected(relay)
             if is_gone or kept_relay.misses > 1 or relay in self._severed_peers:
                 del self._kept_relays[relay]
-                self._failed(relay)
+                self._record_failure(relay)
         if len(self._kept_relays) >= KEPT:
             return
         candidates = self._candidates() or self._candidates(is_alone=True)
@@ -185,15 +185,15 @@ class Relays:
 
     async def _take(self, relay: str, address: str) -> bool:
         """Try a candidate. Return True if it relays for this node."""
-        is_accepted = await self.joined(relay, address, DIAL_SECONDS) and await self._answers(relay)
+        is_accepted = await self.join(relay, address, DIAL_SECONDS) and await self._answers(relay)
         if not is_accepted:
-            self._failed(relay)
+            self._record_failure(relay)
         return is_accepted
 
-    def _failed(self, relay: str) -> None:
+    def _record_failure(self, relay: str) -> None:
         """Record that a relay does not relay for this node now."""
         self._retries[relay] = retry = self._retries.get(relay) or Retry(RELAY)
-        retry.failed(self._clock.now())
+        retry.record_failure(self._clock.now())
 
     async def _answers(self, relay: str) -> bool:
         try:

@@ -186,7 +186,9 @@ class Replays:
         self._askers: Recent[str, tuple[OrderedDict[bytes, int], int]] = Recent(_ASKERS)
         self._strangers: Recent[bytes, None] = Recent(_STRANGERS_NONCES)
 
-    def refused(self, asker: str, member: bool, body: Request, wall: float) -> Rejected | None:
+    def check_request(
+        self, asker: str, member: bool, body: Request, wall: float
+    ) -> Rejected | None:
         """Check a request at the Unix second `wall`, and remember it if it is new. Return the
         reason of a refusal, None for a new one: "not_yet_valid" and "outdated" for other clocks,
         "duplicate"."""
@@ -229,9 +231,11 @@ class Answered:
                     member.decode(), bytes.fromhex(nonce.decode()), int(issued_ms)
                 )
 
-    def refused(self, asker: str, member: bool, body: Request, wall: float) -> Rejected | None:
+    def check_request(
+        self, asker: str, member: bool, body: Request, wall: float
+    ) -> Rejected | None:
         """See `Replays.refused`."""
-        rejection = self._replays.refused(asker, member, body, wall)
+        rejection = self._replays.check_request(asker, member, body, wall)
         if rejection is None and self._journal is not None:
             author = asker if member else ""
             try:
@@ -292,7 +296,9 @@ class Target:
         asker, body = request.asker, request.body
         if asker in self._severed_peers:
             raise CUT_OFF.error()
-        rejection = self._replays.refused(asker, self._is_member(asker), body, self._clock.wall())
+        rejection = self._replays.check_request(
+            asker, self._is_member(asker), body, self._clock.wall()
+        )
         if rejection is not None:
             raise REFUSED.error(rejection.reason)
         handler = self._handlers.get(body.protocol)

@@ -27,14 +27,16 @@ class PeerTraffic:
     _now: float = math.inf
     _previous_min: float = math.inf
 
-    def answered(self, request_bytes: int, reply_bytes: int, seconds: float, now: float) -> None:
+    def record_answer(
+        self, request_bytes: int, reply_bytes: int, seconds: float, now: float
+    ) -> None:
         """Count a request of this node and its reply, which took `seconds` until `now`."""
         self.bytes_out += request_bytes
         self.bytes_in += reply_bytes
         self._turn(now)
         self._now = min(self._now, seconds)
 
-    def rerouted(self) -> None:
+    def forget_route(self) -> None:
         """Forget the round trips of another route."""
         self._now = self._previous_min = math.inf
 
@@ -67,21 +69,21 @@ class Usage:
         """Return what was exchanged with `peer`, None for nothing."""
         return self._traffic.get(peer)
 
-    def answered(
+    def record_answer(
         self, peer: str, via: str, request_bytes: int, reply_bytes: int, start: float, now: float
     ) -> None:
         """Count a request to `peer` that was answered `via` a relay, "" for a direct link."""
         traffic = self._of(peer)
         if self.relay_ids.get(peer, via) != via:
-            traffic.rerouted()
+            traffic.forget_route()
         self.relay_ids[peer] = via
-        traffic.answered(request_bytes, reply_bytes, now - start, now)
+        traffic.record_answer(request_bytes, reply_bytes, now - start, now)
 
     def counting(self, handler: Handler, is_member: Callable[[str], bool]) -> Handler:
         """Return a handler that counts what members ask and get. Strangers have any number of keys,
         and displace no member's counts."""
 
-        async def counted(peer: str, payload: bytes) -> bytes:
+        async def count_payload(peer: str, payload: bytes) -> bytes:
             reply = await handler(peer, payload)
             if is_member(peer):
                 traffic = self._of(peer)
@@ -89,7 +91,7 @@ class Usage:
                 traffic.bytes_out += len(reply)
             return reply
 
-        return counted
+        return count_payload
 
     def _of(self, peer: str) -> PeerTraffic:
         traffic = self._traffic.get(peer) or PeerTraffic()

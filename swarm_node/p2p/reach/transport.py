@@ -70,7 +70,7 @@ class Way:
         if len(self.relays) > _RELAYS_OF_A_PEER:
             del self.relays[list(self.relays)[-2]]
 
-    def failed(self, relay: str) -> None:
+    def demote_relay(self, relay: str) -> None:
         """Ask this relay last from now on."""
         self.relays[relay] = self.relays.pop(relay, "")
 
@@ -115,7 +115,7 @@ class ReachingTransport:
         self._relaying = Relaying(
             local,
             is_relay=lambda: self.serves,
-            is_connected=inner.connected,
+            is_connected=inner.is_connected,
             refuse=self._refuse,
             wants=wants,
         )
@@ -123,7 +123,7 @@ class ReachingTransport:
         inner.serve(RELAYED, self._target(journal).answer)
         inner.serve(KEEP, self._relaying.keep)
         if lan is not None:
-            lan.screen(self._issued)
+            lan.screen(self._presence_time)
 
     def _target(self, journal: Journal | None) -> Target:
         """Build the answering end for relayed requests."""
@@ -149,7 +149,7 @@ class ReachingTransport:
         return self.mode == "serve" or (self.mode == "auto" and self._is_dialable() is True)
 
     @property
-    def carried(self) -> Carried:
+    def forwarding_figures(self) -> Carried:
         """Figures of this node's forwarding."""
         return self._relaying.totals
 
@@ -165,7 +165,7 @@ class ReachingTransport:
         """See `Transport.addresses`; circuits through the kept relays come last."""
         circuits = (
             str(Circuit(address, relay, self.peer_id))
-            for relay, address in self.relays.kept().items()
+            for relay, address in self.relays.relay_addresses().items()
         )
         return [*self._inner.addresses(), *circuits]
 
@@ -206,37 +206,38 @@ class ReachingTransport:
         """See `Transport.heartbeats`. Presences heard on the own networks are added to the
         table."""
         dht_records = await self._inner.heartbeats()
-        lan_records = {} if self._lan is None else self._lan.heard(_LAN_SECONDS)
+        lan_records = {} if self._lan is None else self._lan.heard_presences(_LAN_SECONDS)
         newer_peers = (
             p
             for p in lan_records
-            if self._issued(lan_records[p], p) > self._issued(dht_records.get(p, b""), p)
+            if self._presence_time(lan_records[p], p)
+            > self._presence_time(dht_records.get(p, b""), p)
         )
         return {**dht_records, **{peer: lan_records[peer] for peer in newer_peers}}
 
     async def heal(self, addresses: Sequence[str]) -> str:
-        return await self._inner.heal(circuit.dialled(addresses))
+        return await self._inner.heal(circuit.dial_addresses(addresses))
 
     def sever(self, peer: str, seconds: float) -> None:
         self._severed_peers.sever(peer, seconds)
         self._inner.sever(peer, seconds)
 
-    async def seen(self, peer: str) -> str | None:
-        return await self._inner.seen(peer)
+    async def observed_address(self, peer: str) -> str | None:
+        return await self._inner.observed_address(peer)
 
     def links(self) -> Mapping[str, str]:
         return self._inner.links()
 
     def connects_to(self, address: str) -> bool:
         """See `Transport.connects_to`; of a circuit, the address of its relay."""
-        return any(map(self._inner.connects_to, circuit.dialled([address])))
+        return any(map(self._inner.connects_to, circuit.dial_addresses([address])))
 
-    async def connected(self, peer: str) -> bool:
+    async def is_connected(self, peer: str) -> bool:
         """Check that a link to `peer`, or to one of its relays, is open."""
-        if await self._inner.connected(peer):
+        if await self._inner.is_connected(peer):
             return True
         way = self._ways.get(peer)
-        return way is not None and any(await in_parallel(map(self._inner.connected, way.relays)))
+        return way is not None and any(await in_parallel(map(self._inner.is_connected, way.relays)))
 
     async def dial(
         self, addresses: Sequence[str], patience: float = 4.0, *, is_punch: bool = False
@@ -268,12 +269,12 @@ class ReachingTransport:
         self, peer: str, protocol: str, payload: bytes, *, max_reply: int = MAX_REPLY_BYTES
     ) -> bytes:
         way = self._ways.get(peer)
-        if way is None or not way.relays or await self._inner.connected(peer):
+        if way is None or not way.relays or await self._inner.is_connected(peer):
             self.usage.total_requests += 1
             start = self._clock.now()
             reply = await self._inner.request(peer, protocol, payload, max_reply=max_reply)
             sizes = len(payload), len(reply)
-            self.usage.answered(peer, "", *sizes, start, self._clock.now())
+            self.usage.record_answer(peer, "", *sizes, start, self._clock.now())
             return reply
         return await self._through(peer, way, protocol, payload, max_reply)
 
@@ -301,14 +302,14 @@ class ReachingTransport:
         error = _UndeliveredError(f"no relay of {peer} can be reached: ask again later")
         for relay, address in list(way.relays.items()):
             try:
-                if await self.relays.joined(relay, address, DIAL_SECONDS):
+                if await self.relays.join(relay, address, DIAL_SECONDS):
                     return await self._ask(relay, peer, protocol, payload, max_reply)
             except _UndeliveredError as failure:
                 error = failure
             except asyncio.CancelledError:
-                way.failed(relay)
+                way.demote_relay(relay)
                 raise
-            way.failed(relay)
+            way.demote_relay(relay)
         raise error
 
     async def _ask(
@@ -344,31 +345,31 @@ class ReachingTransport:
             # It had a direct link, which can come back.
             self._way(peer).upgrade.renew(self._clock.now())
         sizes = len(payload), len(reply.payload)
-        self.usage.answered(peer, relay, *sizes, start, self._clock.now())
+        self.usage.record_answer(peer, relay, *sizes, start, self._clock.now())
         return reply.unwrap(max_reply)
 
     async def _approach(self, target: str, way: Way, patience: float) -> bool:
         """Dial `target` or its relays. Return True if one of them is connected."""
-        if await self.connected(target):
+        if await self.is_connected(target):
             return True
         return any(
-            await in_parallel(self.relays.joined(*item, patience) for item in way.relays.items())
+            await in_parallel(self.relays.join(*item, patience) for item in way.relays.items())
         )
 
     async def _upgrade(self, peer: str, way: Way) -> bool:
         now = self._clock.now()
         way.upgrade.begin(now)
-        if await self._inner.connected(peer):
+        if await self._inner.is_connected(peer):
             way.upgrade.rest(now)
             return True
         punched = await self.punch(peer) if self.punch is not None else False
         if punched is None:  # an end does not know its position yet
-            way.upgrade.failed(now)
+            way.upgrade.record_failure(now)
         else:
             way.upgrade.rest(now)
         return bool(punched or (way.direct and await self._inner.dial(way.direct, DIAL_SECONDS)))
 
-    def _issued(self, presence: bytes, peer: str) -> int:
+    def _presence_time(self, presence: bytes, peer: str) -> int:
         """Return the time of issue (Unix ms) of a presence of `peer`, -1 if it is refused."""
         record = self._members.read_presence(presence, peer)
         return -1 if isinstance(record, Rejected) else record.head.issued_ms

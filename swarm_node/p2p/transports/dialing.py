@@ -71,7 +71,7 @@ class Dialing:
             host is None or self.is_known(address) or self._within_reach(host, list(own_addresses))
         )
 
-    def answered(self, address: Address) -> None:
+    def record_answer(self, address: Address) -> None:
         """Record that a member answered at this address. It is no longer limited."""
         self._proven[address] = None
 

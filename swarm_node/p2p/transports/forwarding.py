@@ -36,7 +36,7 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 OpenStream = Callable[[str, str], Awaitable[Stream]]
 
 
-async def routed(route: Route, peer: str, protocol: str, payload: bytes) -> Onward | Reply:
+async def run_route(route: Route, peer: str, protocol: str, payload: bytes) -> Onward | Reply:
     """Run `route` for one request of `peer`. Return the request to pass on, or a refusal."""
     return await outcome(route(peer, payload), peer, protocol)
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from swarm_node.errors import NotServedError, TransportError
-from swarm_node.p2p.transports.forwarding import routed
+from swarm_node.p2p.transports.forwarding import run_route
 from swarm_node.p2p.wire.frames import Reply, answer, check_size
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.transport import (
@@ -77,7 +77,7 @@ class MemoryNetwork:
         sees one of them, as with a router that uses another port for each connection."""
         self._places[peer] = addresses
 
-    def seen(self, peer: str, observer: str) -> str:
+    def observed_address(self, peer: str, observer: str) -> str:
         """The multiaddr at which `observer` sees `peer`."""
         places = self._places.get(peer) or ("/ip4/127.0.0.1/tcp/1",)
         return places[self.peers().index(observer) % len(places)]
@@ -87,7 +87,7 @@ class MemoryNetwork:
         self._transports.pop(peer, None)
         self._links = {link for link in self._links if peer not in link}
 
-    def linked(self, source: str, target: str) -> bool:
+    def is_linked(self, source: str, target: str) -> bool:
         """Check that no partition lies between two peer ids."""
         return self._group.get(source, -1) == self._group.get(target, -1)
 
@@ -97,7 +97,7 @@ class MemoryNetwork:
         return (
             source != target
             and target in self._transports
-            and self.linked(source, target)
+            and self.is_linked(source, target)
             and is_visible
         )
 
@@ -140,7 +140,7 @@ class MemoryNetwork:
                 swap_index = self._rng.randrange(index, len(order))
                 order[index], order[swap_index] = order[swap_index], order[index]
             heartbeat, expires = self._heartbeats[order[index]]
-            if order[index] != reader and expires > now and self.linked(reader, order[index]):
+            if order[index] != reader and expires > now and self.is_linked(reader, order[index]):
                 records[order[index]] = heartbeat
             if len(records) == MAX_FOUND:
                 break
@@ -155,7 +155,7 @@ class MemoryNetwork:
         await self._carry(source.peer_id, target, payload, fates[0])
         receiver = self._reach(source, target)
         handler, route = receiver.handler(protocol), receiver.route(protocol)
-        if receiver.severed(source.peer_id):
+        if receiver.is_severed(source.peer_id):
             raise TransportError("the peer cut the link", "ask again later")
         if route is not None:
             reply = await self._pass_on(receiver, route, source.peer_id, protocol, payload)
@@ -176,7 +176,7 @@ class MemoryNetwork:
         self, relay: MemoryTransport, route: Route, caller: str, protocol: str, payload: bytes
     ) -> Reply:
         """Answer a request with another peer's reply."""
-        onward = await routed(route, caller, protocol, payload)
+        onward = await run_route(route, caller, protocol, payload)
         if isinstance(onward, Reply):
             return onward
         try:
@@ -307,15 +307,15 @@ class MemoryTransport:
             if self._proves_membership(presence, peer) and self._is_member(peer)
         }
 
-    async def connected(self, peer: str) -> bool:
+    async def is_connected(self, peer: str) -> bool:
         return self._reaches(peer)
 
-    async def seen(self, peer: str) -> str | None:
-        return self._network.seen(peer, self._peer_id) if self._reaches(peer) else None
+    async def observed_address(self, peer: str) -> str | None:
+        return self._network.observed_address(peer, self._peer_id) if self._reaches(peer) else None
 
     def links(self) -> Mapping[str, str]:
         peers = filter(self._reaches, self._network.peers())
-        return {peer: self._network.seen(peer, self._peer_id) for peer in peers}
+        return {peer: self._network.observed_address(peer, self._peer_id) for peer in peers}
 
     def connects_to(self, address: str) -> bool:
         return address.startswith(_ADDRESS)
@@ -323,7 +323,7 @@ class MemoryTransport:
     def sever(self, peer: str, seconds: float) -> None:
         self._severed_until[peer] = asyncio.get_running_loop().time() + seconds
 
-    def severed(self, peer: str) -> bool:
+    def is_severed(self, peer: str) -> bool:
         """Check that the link of `peer` is cut now."""
         return self._severed_until.get(peer, 0.0) > asyncio.get_running_loop().time()
 

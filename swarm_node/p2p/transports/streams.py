@@ -28,7 +28,7 @@ from swarm_node.p2p.addresses.addresses import (
 )
 from swarm_node.p2p.limits.admission import Admission, BusyError
 from swarm_node.p2p.transports.dialing import Dialing
-from swarm_node.p2p.transports.forwarding import Stream, forward, routed
+from swarm_node.p2p.transports.forwarding import Stream, forward, run_route
 from swarm_node.p2p.transports.timeouts import Patience
 from swarm_node.p2p.wire.frames import (
     Reply,
@@ -265,16 +265,16 @@ class StreamTransport(ABC, Generic[Node]):
         self, addresses: Sequence[str], patience: float = 4.0, *, is_punch: bool = False
     ) -> int:
         node = self._running()
-        targets = await self._wanted(addresses)
+        targets = await self._dial_addresses(addresses)
         answers = await asyncio.gather(
             *(self._connect(node, target, patience, is_punch) for target in targets)
         )
         for target, is_alive in zip(targets, answers, strict=True):
             if is_alive:
-                self._dialing.answered(target)
+                self._dialing.record_answer(target)
         return sum(answers)
 
-    async def _wanted(self, addresses: Sequence[str]) -> list[Address]:
+    async def _dial_addresses(self, addresses: Sequence[str]) -> list[Address]:
         """Choose the addresses to dial now, in a stable order."""
         candidates = {text: parse_address(text) for text in sorted(addresses)}
         targets = {t: text for text, t in candidates.items() if t and t.peer_id != self.peer_id}
@@ -301,7 +301,7 @@ class StreamTransport(ABC, Generic[Node]):
         healed. Other addresses get one connection only, because they may belong to a third
         party."""
         is_open = is_punch or not self._dialing.is_known(target) or await accepts(target, patience)
-        return (is_open or await self.connected(target.peer_id)) and await node.connect(
+        return (is_open or await self.is_connected(target.peer_id)) and await node.connect(
             target, patience
         )
 
@@ -324,7 +324,7 @@ class StreamTransport(ABC, Generic[Node]):
             await self.dial(addresses)
             return "restarted"
         now = self._clock.now()
-        self._patience.answered(now, now - start)
+        self._patience.record_answer(now, now - start)
         return await self._mend(connections, addresses)
 
     async def request(
@@ -345,10 +345,10 @@ class StreamTransport(ABC, Generic[Node]):
         writer.close()
         return reply
 
-    async def connected(self, peer: str) -> bool:
+    async def is_connected(self, peer: str) -> bool:
         return peer in await self._look()
 
-    async def seen(self, peer: str) -> str | None:
+    async def observed_address(self, peer: str) -> str | None:
         return next(iter((await self._look()).get(peer, ())), None)
 
     async def _look(self) -> Mapping[str, Sequence[str]]:
@@ -377,7 +377,7 @@ class StreamTransport(ABC, Generic[Node]):
         if self._node is not None:
             self._last_addresses = self._node.addresses
             if not self._node.dead:
-                self._patience.alarmed(self._clock.now())
+                self._patience.record_false_alarm(self._clock.now())
         await self._stop_node(grace=0.0)
         log.warning(
             "the network daemon died or got stuck: starting a new one",
@@ -396,7 +396,7 @@ class StreamTransport(ABC, Generic[Node]):
         try:
             return await self._start_node(listen, self._patience.start)
         except SlowStartError:
-            self._patience.failed(self._clock.now())
+            self._patience.record_failure(self._clock.now())
             raise
 
     async def _stop_node(self, grace: float = STOP_SECONDS) -> None:
@@ -415,7 +415,7 @@ class StreamTransport(ABC, Generic[Node]):
         entry = self._admission.enter(peer, not self._is_member(peer))
         if entry is None:
             writer.transport.abort()
-            self._refused("streams", 1)
+            self._count_refused("streams", 1)
             if peer in self._admission.severed_peers:
                 await self._disconnect(peer)
             return
@@ -451,7 +451,7 @@ class StreamTransport(ABC, Generic[Node]):
         finally:
             self._disconnecting.discard(peer)
 
-    def _refused(self, reason: str, count: int) -> None:
+    def _count_refused(self, reason: str, count: int) -> None:
         """Count connections, links or streams over a limit."""
         if self._gate is not None:
             self._gate.over(reason, count)
@@ -476,7 +476,7 @@ class StreamTransport(ABC, Generic[Node]):
     async def _pass_on(self, stream: _Stream, payload: bytes) -> None:
         """Answer a request with another peer's reply."""
         route, sink = self._routes[stream.protocol], (stream.reader, stream.writer)
-        onward = await routed(route, stream.peer, stream.protocol, payload)
+        onward = await run_route(route, stream.peer, stream.protocol, payload)
         if isinstance(onward, Reply):
             return await send_reply(*sink, onward)
         await forward(onward, self._open_onward, sink)

@@ -49,16 +49,16 @@ class Patience:
         """The seconds of silence after which a running daemon counts as stuck."""
         return DAEMON_SILENCE.after(self._doublings)
 
-    def failed(self, now: float) -> None:
+    def record_failure(self, now: float) -> None:
         """Note a start that did not end in time."""
         self._doublings = min(self._doublings + 1, _MOST)
         self._changed_at = now
 
-    def alarmed(self, now: float) -> None:
+    def record_false_alarm(self, now: float) -> None:
         """Note that a daemon whose process lived was given up."""
-        self.failed(now)
+        self.record_failure(now)
 
-    def answered(self, now: float, seconds: float) -> None:
+    def record_answer(self, now: float, seconds: float) -> None:
         """Note an answer. A limit is not lowered below twice the time that the answer took."""
         if not self._doublings or now < self._changed_at + HEALTHY_SECONDS:
             return

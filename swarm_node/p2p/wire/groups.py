@@ -118,7 +118,7 @@ def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) ->
         OversizeGroupError: it is too large.
         ValueError: the group is outside the limits, so every peer would refuse it.
     """
-    for text in (text for completion in group.completions for text in completion.said):
+    for text in (text for completion in group.completions for text in completion.turn_texts):
         if (size := len(text.encode(errors="surrogatepass"))) > MAX_TEXT_BYTES:
             raise OversizeGroupError(f"the group is outside the limits: a text of {size} bytes")
     task, policy = group.task, group.policy
@@ -129,7 +129,7 @@ def pack_group(group: RolloutGroup, *, epoch: int, seq: int, created_ms: int) ->
         created_ms=created_ms,
         task=_Task(task.environment, task.version, task.family, task.seed),
         policy=_Policy(policy.model, policy.tokenizer, policy.version),
-        completions=tuple(map(_packed, group.completions)),
+        completions=tuple(map(_pack_completion, group.completions)),
         claimed=np.asarray(group.claimed, dtype="<f4").tobytes(),
     )
     data = pack(body)
@@ -157,13 +157,13 @@ def unpack_group(body: bytes) -> tuple[GroupHeader, RolloutGroup] | Rejected:
     group = RolloutGroup(
         task=TaskRef(task.environment, task.version, task.family, task.seed),
         policy=PolicyRef(policy.model, policy.tokenizer, policy.version),
-        completions=tuple(map(_unpacked, wire.completions)),
+        completions=tuple(map(_unpack_completion, wire.completions)),
         claimed=tuple(np.frombuffer(wire.claimed, dtype="<f4").tolist()),
     )
     return GroupHeader(wire.epoch, wire.seq, wire.created_ms), group
 
 
-def _packed(completion: Completion) -> _Completion:
+def _pack_completion(completion: Completion) -> _Completion:
     last = len(completion.earlier_turns)
     ids, logp = completion.token_ids.astype("<u4"), completion.logprobs.astype("<f4")
     turns = tuple(
@@ -174,14 +174,14 @@ def _packed(completion: Completion) -> _Completion:
             completion.finish if index == last else Finish.STOP,
         )
         for index, (text, (begin, end)) in enumerate(
-            zip(completion.said, pairwise((0, *completion.ends)), strict=True)
+            zip(completion.turn_texts, pairwise((0, *completion.ends)), strict=True)
         )
     )
     spans = tuple(_Span(span.version, span.start, span.end) for span in completion.spans)
     return _Completion(turns, spans)
 
 
-def _unpacked(item: _Completion) -> Completion:
+def _unpack_completion(item: _Completion) -> Completion:
     *earlier_turns, last = item.turns
     ids = b"".join(turn.ids for turn in item.turns)
     logp = b"".join(turn.logp for turn in item.turns)

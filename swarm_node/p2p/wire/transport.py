@@ -48,11 +48,11 @@ class TableGate(Protocol):
         """Charge a call to its caller. Return False if its budgets do not allow it."""
         ...
 
-    def sent(self, caller: str, size: int) -> None:
+    def charge_sent(self, caller: str, size: int) -> None:
         """Charge an answer of `size` bytes."""
         ...
 
-    def refused(self, caller: str) -> None:
+    def count_refused(self, caller: str) -> None:
         """Count a call that was refused. A caller that goes on is cut off."""
         ...
 
@@ -165,11 +165,11 @@ class Transport(Protocol):
         bytes are as that peer published them. The caller verifies them."""
         ...
 
-    async def connected(self, peer: str) -> bool:
+    async def is_connected(self, peer: str) -> bool:
         """Check that a link to `peer` is open, so that a request needs no dialling."""
         ...
 
-    async def seen(self, peer: str) -> str | None:
+    async def observed_address(self, peer: str) -> str | None:
         """Return the address from which `peer` is connected to this node now, None without a link.
         It is a multiaddr of an IP address and a TCP port without peer id."""
         ...

@@ -32,7 +32,7 @@ def grpo(rewards: ArrayLike) -> NDArray[np.float32]:
     Raises:
         ValueError: not one-dimensional, empty, or not finite.
     """
-    values = _checked(rewards)
+    values = _check_rewards(rewards)
     return _unless_equal(values, (values - values.mean()) / (values.std() + STD_EPSILON))
 
 
@@ -43,7 +43,7 @@ def dr_grpo(rewards: ArrayLike) -> NDArray[np.float32]:
     Raises:
         ValueError: not one-dimensional, empty, or not finite.
     """
-    values = _checked(rewards)
+    values = _check_rewards(rewards)
     return _unless_equal(values, values - values.mean())
 
 
@@ -54,12 +54,12 @@ def rloo(rewards: ArrayLike) -> NDArray[np.float32]:
     Raises:
         ValueError: not one-dimensional, empty, or not finite.
     """
-    values = _checked(rewards)
+    values = _check_rewards(rewards)
     baseline = (values.sum() - values) / max(values.size - 1, 1)
     return _unless_equal(values, values - baseline)
 
 
-def _checked(rewards: ArrayLike) -> NDArray[np.float64]:
+def _check_rewards(rewards: ArrayLike) -> NDArray[np.float64]:
     values = np.asarray(rewards, dtype=np.float64)
     if values.ndim != 1 or values.size == 0:
         raise ValueError(f"rewards must be a non-empty vector, not of shape {values.shape}")

@@ -35,7 +35,7 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 _UINT32 = 1 << 32
 
 
-def _unbridged(observation: str) -> Sequence[int]:
+def _reject_observation(observation: str) -> Sequence[int]:
     raise ValueError("a multi-turn rollout needs a bridge: see Codec.bridge")
 
 
@@ -101,7 +101,7 @@ class TrainRow:
         """Tokens after the prompt, sampled and given."""
         return int(self.completion_ids.size) + sum(len(ids) for _, ids in self.observations)
 
-    def written(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def written_ids(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """All ids after the prompt, and the place of each sampled one among them."""
         if not self.observations:
             return self.completion_ids, np.arange(self.completion_ids.size)
@@ -137,7 +137,7 @@ def build_batch(
     correction: Correction = "positive_only",
     advantage: AdvantageName = "grpo",
     group_size: int = 64,
-    bridge: Encode = _unbridged,
+    bridge: Encode = _reject_observation,
 ) -> Batch:
     """The training rows of `groups`. `advantage` is computed from rewards found here, and never
     from claimed ones. An advantage in a peer's group is at most √(G − 1), the most that a group of
@@ -168,7 +168,7 @@ def build_batch(
             if value < 0 and correction == "positive_only" and group.provenance is not _OWN:
                 continue
             if group.provenance is Provenance.CROSS_MODEL:
-                ids, ends = _retokenised(completion, encode_answer, eos_id)
+                ids, ends = _retokenize(completion, encode_answer, eos_id)
             else:
                 ids = np.ascontiguousarray(completion.token_ids, dtype=np.uint32)
                 ends = completion.ends
@@ -202,7 +202,7 @@ def _between(ends: Sequence[int], observations: Sequence[str], bridge: Encode) -
     )
 
 
-def _retokenised(
+def _retokenize(
     completion: Completion, encode: Encode, eos_id: int
 ) -> tuple[NDArray[np.uint32], tuple[int, ...]]:
     """The ids of all turns in other tokens, and where each turn ends among them."""

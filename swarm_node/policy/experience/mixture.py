@@ -88,7 +88,7 @@ class MixtureSettings:
             raise ConfigError("memory must be 1 update or more")
 
     @property
-    def kept(self) -> float:
+    def kept_share(self) -> float:
         """The part of a count that is left after an update."""
         return 1.0 - 1.0 / self.memory
 
@@ -127,7 +127,7 @@ class Probe:
     slow: float
     noise: float = 0.0
 
-    def updated(self, value: float) -> Probe:
+    def update(self, value: float) -> Probe:
         """The averages with one more measurement."""
         return Probe(
             last=value,
@@ -195,7 +195,7 @@ def observe(
     batch anyway. Whatever the estimates say, peers' groups that an update left make room in the
     next one. They would otherwise fill the buffer and be old when they are drawn.
     """
-    decay = settings.kept
+    decay = settings.kept_share
     state = replace(
         state,
         made=state.made * decay + observation.made,
@@ -204,7 +204,7 @@ def observe(
         costs=observation.costs,
     )
     if observation.probe is not None:
-        state = _probed(state, observation.probe, settings)
+        state = _adjust_allowance(state, observation.probe, settings)
     local_count = state.current.own
     low, high = _best_range(state, settings)
     local_count = local_count + 1 if local_count < low else min(local_count, high)
@@ -254,12 +254,12 @@ def _most_external(state: MixtureState, settings: MixtureSettings) -> int:
     return math.floor(settings.most_external * state.allowance)
 
 
-def _probed(state: MixtureState, value: float, settings: MixtureSettings) -> MixtureState:
+def _adjust_allowance(state: MixtureState, value: float, settings: MixtureSettings) -> MixtureState:
     """Lower the allowance when the held-out reward falls, and raise it when it does not. Between
     the two thresholds the allowance stays (hysteresis)."""
     if state.probe is None:
         return replace(state, probe=Probe(value, value, value))
-    probe = state.probe.updated(value)
+    probe = state.probe.update(value)
     fallen = probe.slow - probe.fast
     limit = max(settings.fall, settings.fall_noise * math.sqrt(probe.noise))
     allowance = state.allowance

@@ -35,12 +35,12 @@ class PeerWeights:
 
     def note_own(self, family: str, gain: float) -> None:
         """Take in what an update learnt from an own group that has a gradient."""
-        self._local_gains = _added(self._local_gains, gain * self._rarity(family))
+        self._local_gains = _add_gain(self._local_gains, gain * self._rarity(family))
 
     def note(self, author: str, family: str, gain: float) -> None:
         """Take in what an update learnt from a peer's group."""
         tally = self._authors.get(author, (0.0, 0.0))
-        self._authors[author] = _added(tally, gain * self._rarity(family))
+        self._authors[author] = _add_gain(tally, gain * self._rarity(family))
 
     def share(self, author: str) -> float:
         """Places that `author` may have for each place of an own group, in [0, 1]. It is 1 while
@@ -62,6 +62,6 @@ class PeerWeights:
         return min(1.0, mean / self._families[family])
 
 
-def _added(tally: tuple[float, float], gain: float) -> tuple[float, float]:
+def _add_gain(tally: tuple[float, float], gain: float) -> tuple[float, float]:
     count, total = tally
     return count * _AUTHOR_KEPT + 1.0, total * _AUTHOR_KEPT + gain

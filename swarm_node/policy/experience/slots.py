@@ -104,7 +104,7 @@ class Slots:
         self._training = count
         self._mean_batch += _NEWEST * (count - self._mean_batch)
 
-    def trained(self) -> None:
+    def end_update(self) -> None:
         """End the update: the sampler has its weights."""
         self._training = 0
 

@@ -94,7 +94,7 @@ class Job:
         """Tokens that may follow a prompt: all turns, and the observations between them."""
         return self.turns * self.max_new_tokens + (self.turns - 1) * REPLY_TOKENS
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """The lengths in words."""
         tokens = f"{self.max_new_tokens:,} tokens"
         if self.turns == 1:
@@ -172,7 +172,7 @@ class Plan:
             return 0
         return 1 if self.training.lora_rank else 2
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """The settings in one line."""
         training = self.training
         kind = f"LoRA of rank {training.lora_rank}" if training.lora_rank else "full fine-tuning"
@@ -202,10 +202,10 @@ def least_plan(model: ModelConfig, job: Job, vram: int) -> Plan:
 def _ways(model: ModelConfig, job: Job) -> tuple[tuple[int, Plan], ...]:
     """The candidate plans, each with its total in bytes. Their `vram` is 0, because none depends on
     it."""
-    return tuple((plan.total, plan) for plan in _made(model, job))
+    return tuple((plan.total, plan) for plan in _make_plans(model, job))
 
 
-def _made(model: ModelConfig, job: Job) -> Iterator[Plan]:
+def _make_plans(model: ModelConfig, job: Job) -> Iterator[Plan]:
     max_model_len = longest_tokens(model, job.longest)
     cards = engine_cards(model, job.cards)
     sharings: tuple[Sharing, ...] = ("split", "sleep") if job.can_sleep else ("split",)

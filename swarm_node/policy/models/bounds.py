@@ -111,7 +111,7 @@ def _check_weights(files: list[Path], config: ModelConfig, path: Path) -> None:
     max_tensors = _TENSORS_PER_LAYER * config.num_hidden_layers + _TENSORS_OUTSIDE
     tensors = size = 0
     for file in files:
-        count, length = _counted(file)
+        count, length = _count_tensors(file)
         tensors, size = tensors + count, size + length
         if tensors > max_tensors:
             raise ModelError(
@@ -125,7 +125,7 @@ def _check_weights(files: list[Path], config: ModelConfig, path: Path) -> None:
         )
 
 
-def _counted(file: Path) -> tuple[int, int]:
+def _count_tensors(file: Path) -> tuple[int, int]:
     """The number of tensors in a safetensors file, and its size."""
     try:
         size = file.stat().st_size

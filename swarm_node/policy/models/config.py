@@ -119,12 +119,12 @@ class ModelConfig:
         """The class of transformers that computes it."""
         return self.family.architecture
 
-    def described(self) -> dict[str, Any]:
+    def digest_fields(self) -> dict[str, Any]:
         """The fields that a digest covers: all but those that have implied values."""
         if self.transformers is not None:
-            from swarm_node.policy.models.by_transformers.config import described
+            from swarm_node.policy.models.by_transformers.config import digest_entries
 
-            return {"transformers": described(self.transformers.text)}
+            return {"transformers": digest_entries(self.transformers.text)}
         fields = asdict(self)
         del fields["transformers"]
         if self.model_type == IMPLIED:
@@ -149,7 +149,7 @@ class ModelConfig:
 
             return cls(**read(raw))
         _refuse_unsupported(raw)
-        raw = FAMILIES[raw["model_type"]].filled(raw)
+        raw = FAMILIES[raw["model_type"]].fill_defaults(raw)
         # As transformers takes them: the older name first.
         rope = rope_table(raw, "rope_scaling") or rope_table(raw, "rope_parameters")
         values: dict[str, Any] = {
@@ -160,7 +160,7 @@ class ModelConfig:
         values["rope_scaling"] = RopeScaling.from_config(raw)
         values.setdefault("num_key_value_heads", raw.get("num_attention_heads"))
         try:
-            return cls(**{name: _checked(name, value) for name, value in values.items()})
+            return cls(**{name: _check_value(name, value) for name, value in values.items()})
         except TypeError as error:
             raise ModelError(f"{path / 'config.json'} lacks a field: {error}") from error
 
@@ -187,7 +187,7 @@ class ModelConfig:
         }
 
 
-def _checked(name: str, value: Any) -> Any:
+def _check_value(name: str, value: Any) -> Any:
     value_type: type | tuple[type, ...] = int
     if name == "tie_word_embeddings":
         value_type = bool
@@ -224,7 +224,7 @@ def is_native(raw: dict[str, Any]) -> bool:
     is_usual = (
         has_plain_layers and raw.get("hidden_act", "silu") == "silu" and not _has_other_rope(raw)
     )
-    return is_usual and not FAMILIES[model_type].unsupported(raw)
+    return is_usual and not FAMILIES[model_type].unsupported_fields(raw)
 
 
 def _has_other_rope(raw: Mapping[str, Any]) -> bool:

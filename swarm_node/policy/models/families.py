@@ -33,12 +33,12 @@ class Family:
     must_be: Mapping[str, Any] = field(default_factory=dict)
     writes: Mapping[str, Any] = field(default_factory=dict)
 
-    def filled(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+    def fill_defaults(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """`raw` with the values that transformers takes for what it leaves out."""
         entries = {name: value for name, value in raw.items() if value is not None}
         return {**_COMMON, **self.defaults, **entries}
 
-    def unsupported(self, raw: Mapping[str, Any]) -> list[str]:
+    def unsupported_fields(self, raw: Mapping[str, Any]) -> list[str]:
         """The fields of `raw` that make another function of it, with their values."""
         entries = {name: raw.get(name, self.defaults.get(name)) for name in self.must_be}
         return [

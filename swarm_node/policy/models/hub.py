@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.by_transformers.config import ReadingConfig, examined
+from swarm_node.policy.models.by_transformers.config import ReadingConfig, examine_directory
 from swarm_node.policy.models.config import MAX_JSON_BYTES, ModelConfig, weight_files
 
 #: Short names. The models are instruction-tuned, follow a chat template and end their answers;
@@ -129,11 +129,11 @@ def fetch(
         ModelError: the model is unknown, gated, unsupported or too large, there is no network, or
             the disk is full.
     """
-    cached_path = _cached(model)
+    cached_path = _cached_path(model)
     if cached_path is not None:
-        admit(examined(cached_path, notify))
+        admit(examine_directory(cached_path, notify))
         return cached_path
-    files = _listed(model)
+    files = _list_files(model)
     if missing_names := [name for name in _REQUIRED if name not in {file.name for file in files}]:
         raise ModelError(f"{model} has no {missing_names[0]}", "choose a model of transformers")
     if not any(file.name.endswith(".safetensors") for file in files):
@@ -142,10 +142,10 @@ def fetch(
             "choose a revision with safetensors, or convert it yourself",
         )
     _check_small(model, files)
-    config = examined(_download(model, ["config.json"]), notify)
+    config = examine_directory(_download(model, ["config.json"]), notify)
     _check_weights(model, files, config)
     admit(config)
-    notify(_planned(model, files))
+    notify(_plan_download(model, files))
     path = _download(model, _FILES)
     _check_sizes(path, files)
     return path
@@ -160,10 +160,10 @@ class _File:
 
 def is_cached(model: HubModel) -> bool:
     """Check that all files of a model are in the cache. The hub is not asked."""
-    return _cached(model) is not None
+    return _cached_path(model) is not None
 
 
-def _cached(model: HubModel) -> Path | None:
+def _cached_path(model: HubModel) -> Path | None:
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -179,15 +179,15 @@ def _cached(model: HubModel) -> Path | None:
     return path if complete else None
 
 
-def _listed(model: HubModel) -> list[_File]:
+def _list_files(model: HubModel) -> list[_File]:
     """The files among `_FILES` that the hub has, with sizes."""
-    items = _asked(model, lambda: _snapshot(model, _FILES, dry_run=True))
+    items = _call_hub(model, lambda: _snapshot(model, _FILES, dry_run=True))
     files = [_File(item.filename, item.file_size or 0, item.is_cached) for item in items]
     return [file for file in files if "/" not in file.name]
 
 
 def _download(model: HubModel, patterns: Sequence[str]) -> Path:
-    path: Path = _asked(model, lambda: _snapshot(model, patterns))
+    path: Path = _call_hub(model, lambda: _snapshot(model, patterns))
     return path
 
 
@@ -208,7 +208,7 @@ def _snapshot(model: HubModel, patterns: Sequence[str], **options: Any) -> Any:
     return Path(result) if isinstance(result, str) else result
 
 
-def _asked(model: HubModel, call: Callable[[], Any]) -> Any:
+def _call_hub(model: HubModel, call: Callable[[], Any]) -> Any:
     """The result of `call`; the hub's errors become a `ModelError` that says what to do."""
     from httpx2 import HTTPError
     from huggingface_hub import constants, errors
@@ -281,7 +281,7 @@ def _check_weights(model: HubModel, files: Sequence[_File], config: ModelConfig)
         )
 
 
-def _planned(model: HubModel, files: Sequence[_File]) -> Download:
+def _plan_download(model: HubModel, files: Sequence[_File]) -> Download:
     from huggingface_hub import constants
 
     missing_sizes = [file.size for file in files if not file.is_cached]

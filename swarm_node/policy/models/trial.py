@@ -34,7 +34,7 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def _refused(reason: str) -> NoReturn:
+def _refuse(reason: str) -> NoReturn:
     print(reason)
     raise SystemExit(1)
 
@@ -62,7 +62,7 @@ def _render(template: str) -> None:
         ):
             length += len(part)
             if length > MOST_CHARS:
-                _refused(f"it renders a short question as more than {MOST_CHARS} characters")
+                _refuse(f"it renders a short question as more than {MOST_CHARS} characters")
 
 
 def _limit() -> None:
@@ -78,8 +78,8 @@ if __name__ == "__main__":
     try:
         _render(sys.argv[1])
     except MemoryError:
-        _refused(f"it takes more than {MORE_MEMORY_BYTES >> 20} MiB to render a short question")
+        _refuse(f"it takes more than {MORE_MEMORY_BYTES >> 20} MiB to render a short question")
     except RecursionError:
-        _refused("it nests too deeply")
+        _refuse("it nests too deeply")
     except Exception:  # noqa: BLE001, S110 - the codec meets it again, and says it with the reason
         pass

@@ -59,7 +59,7 @@ class Demand:
     chosen_names: frozenset[str]
 
     @property
-    def pretrained(self) -> bool:
+    def is_pretrained(self) -> bool:
         """True unless the model counts as trained from nothing."""
         return self.shape.weight_count >= PRETRAINED_WEIGHTS
 
@@ -72,20 +72,20 @@ class Demand:
     def times_decide(self) -> bool:
         """Check that on a CPU the number type is left to a measurement. Small models wait for other
         things than products, and other hosts may have other CPUs."""
-        return self.dtype == "auto" and self.hosts == 1 and self.pretrained
+        return self.dtype == "auto" and self.hosts == 1 and self.is_pretrained
 
     def rank(self, *, on_gpu: bool) -> int | None:
         """Return the rank of the adapters to train, 0 for all weights, None where the plan of a GPU
         decides. On a CPU, all weights of a pretrained model would take six times their memory."""
         if "lora_rank" in self.chosen_names:
             return self.lora_rank
-        return None if on_gpu or not self.pretrained else _CPU_RANK
+        return None if on_gpu or not self.is_pretrained else _CPU_RANK
 
     def own_groups(self, *, on_gpu: bool) -> int:
         """Return the own groups of an update. Who sets the number of peers' groups gets as many own
         ones as documented."""
         is_chosen = on_gpu or "local" in self.chosen_names or self.external != "auto"
-        return self.local if is_chosen or not self.pretrained else _CPU_OWN
+        return self.local if is_chosen or not self.is_pretrained else _CPU_OWN
 
     def batch_groups(self, *, on_gpu: bool) -> int:
         """Return the most groups of an update's batch."""
@@ -96,7 +96,7 @@ class Demand:
         """Return the most groups of a sampling batch: the number that the owner set, or as many as
         `rows` answers at once allow. `rows` is None for the most that a GPU may be planned for, and
         0 for a CPU."""
-        if "max_concurrent_groups" in self.chosen_names or not self.pretrained:
+        if "max_concurrent_groups" in self.chosen_names or not self.is_pretrained:
             return self.max_concurrent_groups
         if rows is None:
             return _MOST_TASKS

@@ -219,16 +219,16 @@ def decide(demand: Demand, machine: Machine) -> Decision:
         ModelError: `sampling.engine` cannot be had here.
         ConfigError: `training.base` or `sampling.temperature` cannot be had here.
     """
-    decision = _decided(demand, machine)
+    decision = _decide(demand, machine)
     if decision.fit is not None:
         return decision
     return replace(decision, remedies=tuple(_remedies(demand, machine)))
 
 
-def _decided(demand: Demand, machine: Machine) -> Decision:
+def _decide(demand: Demand, machine: Machine) -> Decision:
     """The answer without remedies."""
     shape = demand.shape
-    placement, numbers = _typed(demand, machine.placement, machine.products)
+    placement, numbers = _choose_dtype(demand, machine.placement, machine.products)
     if not shape.native:
         placement = _by_transformers(demand, placement)
     machine = replace(machine, placement=placement)
@@ -239,7 +239,7 @@ def _decided(demand: Demand, machine: Machine) -> Decision:
     _check_base(demand, machine)
     plan, ipc = None, False
     if machine.gpu is None:
-        training = _unplanned(demand, job, machine)
+        training = _choose_unplanned(demand, job, machine)
     else:
         plan = make_plan(shape, job, machine.gpu.free)
         if plan is None:
@@ -282,7 +282,7 @@ def _millions(shape: ModelConfig) -> str:
     return f"{shape.weight_count / 1e6:,.0f} million parameters"
 
 
-def _typed(
+def _choose_dtype(
     demand: Demand, placement: Placement, times: ProductTimes | None
 ) -> tuple[Placement, str]:
     """Return the device with the number type of the model, and the reason for the type if it was
@@ -306,7 +306,7 @@ def _remedies(demand: Demand, machine: Machine) -> Iterator[Remedy]:
 
     def fits(of: Demand = demand, on: Machine = machine) -> bool:
         try:
-            return _decided(of, on).fit is not None
+            return _decide(of, on).fit is not None
         except (ConfigError, ModelError):
             return False
 
@@ -341,10 +341,10 @@ def _lighter(demand: Demand, machine: Machine, fits: Callable[..., bool]) -> Ite
         tokens //= 2
 
 
-def _unplanned(demand: Demand, job: Job, machine: Machine) -> TrainingMethod:
+def _choose_unplanned(demand: Demand, job: Job, machine: Machine) -> TrainingMethod:
     """Choose a CPU trainer's method: the first with which this machine's processes fit its memory,
     else the one that takes least. All weights come before adapters, as in a plan."""
-    for way in unplanned_ways(job, is_small=not demand.pretrained):
+    for way in unplanned_ways(job, is_small=not demand.is_pretrained):
         parts = _without_plan(demand.shape, way, job)
         other_bytes = demand.processes - 1
         other_bytes *= parts.trainer_weights + parts.optimizer + parts.activations

@@ -50,7 +50,7 @@ class CacheShape:
             return capacity
         return -(-slots // self.context) * self.context
 
-    def most(self, capacity: int) -> int:
+    def max_sequences(self, capacity: int) -> int:
         """Number of sequences of `capacity` slots that there is room for, at least one."""
         return max(1, min(self.rows, self.rows * self.context // capacity))
 
@@ -64,7 +64,7 @@ def batch_size(rows: Sequence[tuple[int, int]], cap: int, shape: CacheShape | No
     prompt = answer = 0
     for count, row in enumerate(rows):
         prompt, answer = max(prompt, row[0]), max(answer, row[1])
-        if count >= min(cap, shape.most(shape.capacity(prompt + answer))):
+        if count >= min(cap, shape.max_sequences(shape.capacity(prompt + answer))):
             return max(1, count)
     return len(rows)
 
@@ -179,7 +179,7 @@ class Decoder:
             self._cache = self._memory.view(n, required_slots)
         else:
             capacity = self.shape.capacity(required_slots)
-            self._max_rows = max(n, self.shape.most(capacity))
+            self._max_rows = max(n, self.shape.max_sequences(capacity))
             slots = max(self.shape.rows * self.shape.context, self._max_rows * capacity)
             max_rows = max(n, self.shape.rows)
             if not self._memory.holds(max_rows, slots):
@@ -198,8 +198,8 @@ class Decoder:
     def replace(self, prompts: Prompts, rows: Tensor, places: Tensor, alive: Tensor) -> Tensor:
         """Begin M sequences, m after prompt `rows[m]`, in the place of sequences `places` (i64[M]).
         Those of `alive` (bool[N]) go on. Returns the logits [M, V] of the first tokens."""
-        cache, width = self._begun, prompts.mask.shape[1]
-        slots = max(self._used(alive), width)
+        cache, width = self._open_cache, prompts.mask.shape[1]
+        slots = max(self._used_slots(alive), width)
         if width > cache.length or cache.length - slots > _WASTE * cache.length:
             cache.move(min(slots, cache.length), slots)
         cache.replace(prompts.kv_pairs, prompts.mask, rows, places)
@@ -208,35 +208,35 @@ class Decoder:
     @property
     def full(self) -> bool:
         """Check that there is no slot for another step before `make_room`."""
-        return self._begun.length == self._begun.capacity
+        return self._open_cache.length == self._open_cache.capacity
 
     def make_room(self, alive: Tensor) -> None:
         """Have a slot for the next step of the sequences `alive` (bool[N])."""
-        slots = self._used(alive)
-        self._begun.move(slots, slots)
+        slots = self._used_slots(alive)
+        self._open_cache.move(slots, slots)
 
-    def _used(self, alive: Tensor) -> int:
+    def _used_slots(self, alive: Tensor) -> int:
         """Number of slots that the longest of these sequences has."""
-        positions = self._begun.positions[alive]
+        positions = self._open_cache.positions[alive]
         return int(positions.max()) if len(positions) else 0
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append tokens i64[N] to the sequences; the logits [N, V] of the next ones, which the next
         call overwrites."""
-        cache = self._begun
+        cache = self._open_cache
         if self._replaces:
-            cache.bound()
+            cache.bound_positions()
         cache.unmask()
         if cache.window is None:
             logits = _compute(tokens, cache, self.model)
         else:
-            logits = self._padded(tokens, cache)[: len(tokens)]
+            logits = self._pad_step(tokens, cache)[: len(tokens)]
         cache.advance()
         return logits
 
     def keep(self, rows: Tensor) -> None:
         """Drop every sequence but `rows` (i64[M])."""
-        self._begun.keep(rows)
+        self._open_cache.keep(rows)
 
     def forget(self) -> None:
         """Drop the graphs. Later steps capture new ones: other kernels will run, or at other
@@ -256,20 +256,20 @@ class Decoder:
         free_caches()
 
     @property
-    def _begun(self) -> KeyValueCache:
+    def _open_cache(self) -> KeyValueCache:
         assert self._cache is not None, "a batch begins with `begin`"
         return self._cache
 
-    def _padded(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+    def _pad_step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """A step with the rows and slots that there is a graph for."""
         self._memory.tokens[: len(tokens)] = tokens
         rows = bucket(len(tokens), self._max_rows)
         key = (rows, cache.capacity, window_of(cache.length + 1, cache.capacity))
         if key not in self._runs:
-            self._runs[key] = self._prepared(*key)
+            self._runs[key] = self._prepare_step(*key)
         return self._runs[key]()
 
-    def _prepared(self, rows: int, capacity: int, window: int) -> Callable[[], Tensor]:
+    def _prepare_step(self, rows: int, capacity: int, window: int) -> Callable[[], Tensor]:
         """A step of the first `rows` sequences, whose tokens are in the memory."""
         cache = self._memory.view(rows, capacity, window)
         # It does not refer to this object: a cycle would keep old weights, and unmap them when

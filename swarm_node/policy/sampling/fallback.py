@@ -22,8 +22,8 @@ from swarm_node.policy.sampling.sampler import (
     SampleRequest,
     SelectiveSampler,
     SharingSampler,
-    continued,
-    extended,
+    continue_request,
+    extend_row,
 )
 from swarm_node.rollout import Completion
 
@@ -34,7 +34,7 @@ class Engine(InterruptibleSampler, RestingSampler, SelectiveSampler, SharingSamp
     """A sampler in a process of its own."""
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """The engine's name, with the differences from its plan."""
         ...
 
@@ -72,11 +72,11 @@ class FallbackSampler:
         self._waiting: list[_Asked] = []
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Name of the sampler at work, with the reason if it was not chosen."""
         if self._built_in is not None:
             return f"torch (vLLM failed: {self._reason})"
-        return self._engine.described
+        return self._engine.description
 
     @property
     def version(self) -> int:
@@ -146,7 +146,7 @@ class FallbackSampler:
             return rows
         if any(len(row.token_ids) for row in rows):
             requests = [
-                continued(request, place, rows[place].token_ids.tolist()) for place in places
+                continue_request(request, place, rows[place].token_ids.tolist()) for place in places
             ]
         else:
             requests = [request]
@@ -159,7 +159,7 @@ class FallbackSampler:
                 completion.finish,
                 completion.ranking,
             )
-            rows[place] = extended(rows[place], *new)
+            rows[place] = extend_row(rows[place], *new)
         return rows
 
     def completion(self, row: Row) -> Completion:

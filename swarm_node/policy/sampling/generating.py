@@ -97,7 +97,7 @@ def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     """Tokens i64[N] distributed as exp(logprobs[N, V]), by inversion at uniforms f64[N] in [0, 1).
 
     Summed in float64: in float32 the sum's rounding exceeds the probability of rare tokens."""
-    return _inverted(logprobs.exp(), uniforms)
+    return _invert_shares(logprobs.exp(), uniforms)
 
 
 def draw_by_blocks(probabilities: Tensor, uniforms: Tensor) -> Tensor:
@@ -118,10 +118,10 @@ def draw_by_blocks(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     tokens = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
     is_padding = tokens >= size
     shares = probabilities.gather(1, tokens.clamp_(max=size - 1)).masked_fill_(is_padding, 0.0)
-    return tokens.gather(1, _inverted(shares, fraction)[:, None])[:, 0]
+    return tokens.gather(1, _invert_shares(shares, fraction)[:, None])[:, 0]
 
 
-def _inverted(shares: Tensor, uniforms: Tensor) -> Tensor:
+def _invert_shares(shares: Tensor, uniforms: Tensor) -> Tensor:
     cumulative = shares.cumsum(-1, dtype=torch.float64)
     target = (uniforms * cumulative[:, -1])[:, None]
     # The first entry above the target: a token of probability zero never is.
@@ -204,7 +204,7 @@ class _Batch:
         self._space: Tensor | None = None
 
     @property
-    def begun(self) -> int:
+    def begun_rows(self) -> int:
         """Number of rows that have begun."""
         return self._begun_count
 
@@ -214,7 +214,7 @@ class _Batch:
         return len(self._ended_mask)
 
     @property
-    def ended(self) -> int:
+    def ended_rows(self) -> int:
         """Number of places whose row has ended."""
         return int(self._ended_mask.sum())
 
@@ -231,7 +231,7 @@ class _Batch:
     def draw(self, logits: Tensor) -> Tensor:
         """Draw the next token of the row in each place from logits [M, V]; returns the tokens
         i64[M]."""
-        tokens, self._at, self._ended_mask = self._advanced(
+        tokens, self._at, self._ended_mask = self._advance(
             logits, self._row, self._at, self._ended_mask
         )
         return tokens
@@ -242,7 +242,7 @@ class _Batch:
         self._row[places] = torch.arange(self._begun_count, end, device=places.device)
         self._begun_count = end
         row, none = self._row[places], torch.zeros_like(places)
-        tokens, at, is_ended = self._advanced(logits, row, none, none.bool())
+        tokens, at, is_ended = self._advance(logits, row, none, none.bool())
         self._at[places], self._ended_mask[places] = at, is_ended
         return tokens
 
@@ -274,12 +274,12 @@ class _Batch:
             for row, (ids, values, length) in enumerate(zip(tokens, logprobs, lengths, strict=True))
         ]
 
-    def _advanced(
+    def _advance(
         self, logits: Tensor, row: Tensor, at: Tensor, is_ended: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Draw token number `at` of each `row`, some of which have ended (`is_ended`); returns the
         tokens, and the new `at` and `is_ended`."""
-        tokens, logprobs = self._drawn(logits, row, self._uniforms[row, at])
+        tokens, logprobs = self._draw_tokens(logits, row, self._uniforms[row, at])
         self._tokens[row, at] = tokens
         self._logprobs[row, at] = logprobs
         if self._rankings is not None:
@@ -289,7 +289,7 @@ class _Batch:
         self._lengths[row] = lengths
         return tokens, torch.minimum(next_at, lengths), lengths <= next_at
 
-    def _drawn(self, logits: Tensor, row: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    def _draw_tokens(self, logits: Tensor, row: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens i64[K] and their log-probs f32[K]."""
         scaled_logits = logits.float()
         if self._temperatures is not None:
@@ -400,14 +400,14 @@ def generate(
         if cancel_event.is_set():
             raise CancelledError
         tokens = batch.draw(logits)
-        ended_count = batch.ended
+        ended_count = batch.ended_rows
         progress.add(active_count, active_count - (batch.places - ended_count))
         active_count = batch.places - ended_count
         if native_decoder and waiting:
             if idle.due(ended_count, places):
                 new_rows = _refill(batch, waiting, native_decoder, tokens)
-                progress.add(new_rows, new_rows - (ended_count - batch.ended))
-                active_count = batch.places - batch.ended
+                progress.add(new_rows, new_rows - (ended_count - batch.ended_rows))
+                active_count = batch.places - batch.ended_rows
         else:
             indices = batch.compact(ended_count)
             if indices is not None:
@@ -423,9 +423,9 @@ def generate(
 def _refill(batch: _Batch, waiting: _Waiting, decoder: Decoder, tokens: Tensor) -> int:
     """Begin waiting rows in the free places; their first tokens go to `tokens`. Returns the number
     of rows that began."""
-    free, start = batch.free, batch.begun
+    free, start = batch.free, batch.begun_rows
     for prompts, rows in waiting.take(len(free)):
         places, free = free[: len(rows)], free[len(rows) :]
         logits = decoder.replace(prompts, rows, places, batch.alive)
         tokens[places] = batch.begin(places, logits)
-    return batch.begun - start
+    return batch.begun_rows - start

@@ -104,7 +104,7 @@ def continued_seed(seed: int, place: int, token_count: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def continued(
+def continue_request(
     request: SampleRequest, place: int, prefix_ids: Sequence[int], max_tokens: int | None = None
 ) -> SampleRequest:
     """The request for the rest of row number `place` of `request` after the tokens `prefix_ids`, or
@@ -120,7 +120,7 @@ def continued(
     )
 
 
-def extended(
+def extend_row(
     row: Row,
     token_ids: NDArray[np.uint32],
     logprobs: NDArray[np.float32],
@@ -160,11 +160,11 @@ def extended(
         np.concatenate([row.logprobs, logprobs]),
         tuple(joined_spans),
         Finish(finish) if finish in tuple(Finish) else None,
-        _joined(row.ranking, ranking),
+        _join_rankings(row.ranking, ranking),
     )
 
 
-def _joined(first: Ranking | None, second: Ranking | None) -> Ranking | None:
+def _join_rankings(first: Ranking | None, second: Ranking | None) -> Ranking | None:
     if first is None or not first.sampled_logprobs.size:
         return second
     if second is None or not second.sampled_logprobs.size:
@@ -176,7 +176,7 @@ def _joined(first: Ranking | None, second: Ranking | None) -> Ranking | None:
     )
 
 
-def finished(row: Row, decode: Callable[[list[int]], str]) -> Completion:
+def finish_row(row: Row, decode: Callable[[list[int]], str]) -> Completion:
     """The completion of a row that has ended. An end token is not part of the text.
 
     Raises:

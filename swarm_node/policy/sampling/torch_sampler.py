@@ -142,7 +142,7 @@ class TorchSampler:
         return sampler
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """See `FallbackSampler.described`."""
         return "torch"
 
@@ -260,12 +260,12 @@ class TorchSampler:
     ) -> list[tuple[Completion, ...]]:
         start = time.monotonic()
         try:
-            return self._sampled(requests, cancel_event)
+            return self._sample_batch(requests, cancel_event)
         finally:
             if any(request.guest for request in requests):
                 self._guest_seconds += time.monotonic() - start
 
-    def _sampled(
+    def _sample_batch(
         self, requests: tuple[SampleRequest, ...], cancel_event: threading.Event
     ) -> list[tuple[Completion, ...]]:
         rows = [row for request in requests for row in rows_of(request)]

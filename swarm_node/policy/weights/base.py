@@ -26,7 +26,14 @@ from swarm_node.policy.models.decoder.causal_lm import (
 )
 from swarm_node.policy.models.decoder.nf4 import FourBit
 from swarm_node.policy.placement import Placement
-from swarm_node.policy.weights.device import DTYPES, exported, imported, layout, shareable, views
+from swarm_node.policy.weights.device import (
+    DTYPES,
+    export_buffer,
+    import_buffer,
+    layout,
+    shareable,
+    views,
+)
 
 if TYPE_CHECKING:
     from swarm_node.policy.models.by_transformers.language_model import TransformersLM
@@ -71,7 +78,7 @@ def make_base(
         return model
     if not on_host:
         torch.cuda.synchronize(buffer.device)
-    handle = None if on_host else exported(buffer)
+    handle = None if on_host else export_buffer(buffer)
     index = directory / _INDEX
     temp_path = index.with_suffix(".tmp")
     entry = {"dtype": dtype, "four_bit": four_bit, "handle": handle}
@@ -102,7 +109,7 @@ def map_base(directory: Path, config: ModelConfig, gpu: int | None = None) -> tu
     else:
         # Trainer and node see the same GPUs, and the handle begins with the trainer's number.
         number = entry["handle"][0] if gpu is None else gpu
-        buffer = imported(entry["handle"], torch.uint8, number)
+        buffer = import_buffer(entry["handle"], torch.uint8, number)
     _adopt(model, buffer, dtype, four_bit)
     return model, text
 

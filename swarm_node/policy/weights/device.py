@@ -56,7 +56,7 @@ class DeviceBuffers:
         if len(self._slots) < _SLOTS:
             with shareable():
                 buffer = torch.empty(total, dtype=DTYPES[self._dtype], device=self._device)
-            self._slots.append((buffer, exported(buffer)))
+            self._slots.append((buffer, export_buffer(buffer)))
         else:
             self._slots.append(self._slots.pop(0))  # the oldest version gives way
         slot, handle = self._slots[-1]
@@ -108,7 +108,7 @@ def read_device(metadata: Mapping[str, str], index: int = 0) -> Iterator[tuple[s
     copy them before the next version is put. It must be another process than the trainer, whose GPU
     it sees under the number `index`."""
     entry = json.loads(metadata[_KEY])
-    buffer = imported(entry["handle"], DTYPES[entry["dtype"]], index)
+    buffer = import_buffer(entry["handle"], DTYPES[entry["dtype"]], index)
     yield from views(buffer, entry["tensors"])
 
 
@@ -127,7 +127,7 @@ def shareable() -> Iterator[None]:
             torch._C._accelerator_setAllocatorSettings(GROWING)
 
 
-def exported(buffer: Tensor) -> list[Any]:
+def export_buffer(buffer: Tensor) -> list[Any]:
     """The handle of memory on a GPU, for `imported` in another process: the arguments of
     `UntypedStorage._new_shared_cuda`, with bytes as hexadecimal text. The memory is one that was
     allocated as `shareable`. Export each once, and name the handle to a reader only when all
@@ -136,7 +136,7 @@ def exported(buffer: Tensor) -> list[Any]:
     return [*(part.hex() if isinstance(part, bytes) else part for part in handle), False]
 
 
-def imported(handle: Sequence[Any], dtype: torch.dtype, gpu: int = 0) -> Tensor:
+def import_buffer(handle: Sequence[Any], dtype: torch.dtype, gpu: int = 0) -> Tensor:
     """The memory that another process exported, flat. `gpu` is the number that this process has for
     the GPU. An engine sees only the GPUs that `engine_environment` lists, so its number is 0.
 

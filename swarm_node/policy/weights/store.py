@@ -65,7 +65,7 @@ _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
 @contextlib.contextmanager
-def _written(directory: Path, need: int) -> Iterator[None]:
+def _write_files(directory: Path, need: int) -> Iterator[None]:
     """Context for writing `need` bytes into `directory`.
 
     Raises:
@@ -171,7 +171,7 @@ class WeightStore:
         """
         target = self.path(version)
         temp_path = target.with_suffix(".tmp")
-        with _written(self.directory, sum(weight.nbytes for weight in weights.values())):
+        with _write_files(self.directory, sum(weight.nbytes for weight in weights.values())):
             _save(weights, temp_path, dict(metadata) if metadata else None)
             temp_path.replace(target)
         for old_version in self.versions()[:-KEEP_VERSIONS]:
@@ -187,7 +187,7 @@ class WeightStore:
         """
         target = self.adapter_path(version)
         temp_path = target.with_suffix(".tmp")
-        with _written(self.directory, need):
+        with _write_files(self.directory, need):
             temp_path.mkdir(mode=0o700)
             save(temp_path)
             if target.exists():

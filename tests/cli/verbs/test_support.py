@@ -15,7 +15,7 @@ from page_server import row
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.cli.verbs.support import cleaned, known_secrets
+from swarm_node.cli.verbs.support import known_secrets, remove_secrets
 from swarm_node.node.home.home import Home
 from swarm_node.node.metrics.history import MetricsFile
 from swarm_node.p2p.membership.ticket import PREFIX
@@ -113,7 +113,7 @@ def test_options_of_an_environment_and_the_users_name_stay_at_home(
 
 def test_what_is_no_secret_stays() -> None:
     part = b"peer 12D3KooWxyz listens on /ip4/192.0.2.1/tcp/7, loss 0.25"
-    assert cleaned(part, [b"x" * 16]) == part
+    assert remove_secrets(part, [b"x" * 16]) == part
 
 
 def test_a_home_without_secrets_has_none(tmp_path: Path) -> None:

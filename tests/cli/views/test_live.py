@@ -47,15 +47,15 @@ def node(**changes: object) -> Snapshot:
 
 def test_keys_turn_pages_and_turn_back() -> None:
     pages = Pages()
-    first = printed(pages.drawn(node()), 100)
+    first = printed(pages.render(node()), 100)
     for key, expected in (("p", "no peers yet"), ("s", "gcd of 12 ⏎ and 18?")):
         pages.turn(key)
-        assert expected in printed(pages.drawn(node()), 100)
+        assert expected in printed(pages.render(node()), 100)
         pages.turn(key)
-        assert printed(pages.drawn(node()), 100) == first
+        assert printed(pages.render(node()), 100) == first
     pages.turn("p")
     pages.turn("x")
-    assert printed(pages.drawn(node()), 100) == first
+    assert printed(pages.render(node()), 100) == first
 
 
 def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended(
@@ -84,7 +84,7 @@ def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended(
         screen.step("home")
         screen.step("trainer")
         asyncio.run(main())
-        screen.ended(Ended(6384, 0.8, True))
+        screen.show_end(Ended(6384, 0.8, True))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())
     places = [
         text.index(said)

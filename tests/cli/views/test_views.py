@@ -18,8 +18,8 @@ from swarm_node.cli.views.status_view import (
     curve,
     external_groups,
     figures,
+    format_rejections,
     local_groups,
-    rejected,
     status_view,
 )
 from swarm_node.node.members.ledger import Block, IssuedTicket
@@ -104,7 +104,7 @@ def test_status_counts_turns_and_what_a_rerun_rejects() -> None:
     assert shown(1.75).endswith("; 1.8 turns per rollout")
     assert "turns" not in shown(1.0) + shown(None), "single answers, and none yet"
     counts = {"rerun_mismatch": 3, "unreachable": 2}
-    assert rejected(msgspec.structs.replace(QUIET, rejected=counts)) == "3 rerun_mismatch"
+    assert format_rejections(msgspec.structs.replace(QUIET, rejected=counts)) == "3 rerun_mismatch"
 
 
 def test_a_used_ticket_stays_used_while_its_holder_is_away_and_who_tried_it_holds_it_not() -> None:

@@ -193,7 +193,7 @@ def test_the_form_of_the_right_answer_is_what_the_prompt_asks_for() -> None:
         made = create(preset)
         for family in made.families:
             task = made.derive(TaskRef(made.name, made.version, family, 7))
-            written = made.written(task)  # type: ignore[attr-defined]
+            written = made.reference_completion(task)  # type: ignore[attr-defined]
             assert written == form.format(task.payload["answer"])
             assert made.score(task, written) == 1.0
     assert create("graded").version != create("graded-reasoning").version

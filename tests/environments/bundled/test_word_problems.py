@@ -12,7 +12,7 @@ import pytest
 from swarm_node.environments.bundled.word_problems import (
     LEVELS,
     Template,
-    filled,
+    fill_template,
     value,
     word_problem,
 )
@@ -25,7 +25,7 @@ _IN_WORDS = {1, 2, 5, 100}
 
 
 def problems(template: Template, count: int = 300) -> Iterator[Exercise]:
-    return (filled(Draws("test", seed), template) for seed in range(count))
+    return (fill_template(Draws("test", seed), template) for seed in range(count))
 
 
 def numbers_in(text: str) -> list[int]:

@@ -34,7 +34,7 @@ def test_the_template_of_a_list_decides_and_the_row_says_its_line(
     for seed in (*map(task_seed, range(9)), *map(held_out_seed, range(9))):
         task = environment.derive(TaskRef("jsonl", environment.version, "rows", seed))
         number = environment.answer(task)
-        assert environment.written(task) == written.format(number)
+        assert environment.reference_completion(task) == written.format(number)
         assert environment.place(task) == f"line {2 * int(number or 0) + 1}"
 
 
@@ -44,7 +44,7 @@ def test_drills_ask_for_the_answer_alone_or_in_a_tag() -> None:
         family = environment.families[0]
         task = environment.derive(TaskRef("drills", environment.version, family, 7))
         right = task.payload["answer"]
-        assert environment.written(task) == right.join(around)  # type: ignore[attr-defined]
+        assert environment.reference_completion(task) == right.join(around)  # type: ignore[attr-defined]
         assert environment.score(task, right.join(around)) == 1.0
 
 

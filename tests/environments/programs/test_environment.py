@@ -14,14 +14,14 @@ from hostile_programs import CHEATS, HOSTILE, examples_only, honest, sums
 from lasting import started
 
 from swarm_node.environments.base import Environment
-from swarm_node.environments.extras import installed
+from swarm_node.environments.extras import installed_extras
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.programs.environment import (
     MAX_TESTS,
     STEPS,
     create,
+    normalize_output,
     program_of,
-    tidied,
 )
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.scores import GroupScores
@@ -30,7 +30,8 @@ from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
 needs_extra = pytest.mark.skipif(
-    "programs" not in installed(), reason="the extra programs is not installed: make setup-tests"
+    "programs" not in installed_extras(),
+    reason="the extra programs is not installed: make setup-tests",
 )
 
 
@@ -94,7 +95,7 @@ def test_what_is_run_of_an_answer(text: str, program: str) -> None:
     ],
 )
 def test_white_space_at_ends_is_not_compared(left: bytes, right: bytes, same: bool) -> None:
-    assert (tidied(left) == tidied(right)) == same
+    assert (normalize_output(left) == normalize_output(right)) == same
 
 
 @needs_extra

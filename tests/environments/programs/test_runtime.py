@@ -17,7 +17,7 @@ from builders import ROOT
 from hostile_programs import HOSTILE, honest, sums
 from platformdirs import user_cache_path
 
-from swarm_node.environments.extras import EXTRAS, installed
+from swarm_node.environments.extras import EXTRAS, installed_extras
 from swarm_node.environments.programs import runtime as module
 from swarm_node.environments.programs.runtime import Outcome, Runtime
 from swarm_node.errors import ConfigError, extra_of
@@ -34,7 +34,8 @@ PORTABLE = (
     "while True: pass",
 )
 needs_extra = pytest.mark.skipif(
-    "programs" not in installed(), reason="the extra programs is not installed: make setup-tests"
+    "programs" not in installed_extras(),
+    reason="the extra programs is not installed: make setup-tests",
 )
 
 
@@ -214,16 +215,16 @@ def test_damaged_machine_code_is_compiled_again(
     wasm, engine = tmp_path / "small.wasm", module._engine()
     wasm.write_bytes(wasmtime.wat2wasm(DEEP))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    module._compiled(engine, wasm)
+    module._compile_module(engine, wasm)
     file = tmp_path / "swarm-node" / "programs" / _kept()[0]
     code = file.read_bytes()
     assert "compiling its interpreter" in capfd.readouterr().err
-    module._compiled(engine, wasm)
+    module._compile_module(engine, wasm)
     assert capfd.readouterr() == ("", ""), "it was kept"
     for damaged in (code[:-1] + bytes([code[-1] ^ 1]), b""):
         (tmp_path / "damaged").write_bytes(damaged)
         (tmp_path / "damaged").replace(file)  # the old one is mapped
-        found = module._compiled(engine, wasm)
+        found = module._compile_module(engine, wasm)
         assert capfd.readouterr() == (
             "",
             "programs: compiling its interpreter, once, for about a minute\n",

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from lasting import started
 
 from swarm_node.environments.base import MAX_OBSERVATION_CHARS, Task
-from swarm_node.environments.extras import installed
+from swarm_node.environments.extras import installed_extras
 from swarm_node.environments.host import ProcessEnvironmentHost
-from swarm_node.environments.programs.environment import Failure, create, told
+from swarm_node.environments.programs.environment import Failure, create, describe_failure
 from swarm_node.environments.programs.runtime import Outcome
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.splits.seeds import task_seed
@@ -26,7 +26,8 @@ from swarm_node.errors import ConfigError
 from swarm_node.rollout import TaskRef
 
 needs_extra = pytest.mark.skipif(
-    "programs" not in installed(), reason="the extra programs is not installed: make setup-tests"
+    "programs" not in installed_extras(),
+    reason="the extra programs is not installed: make setup-tests",
 )
 AGAIN = "Write the whole program again."
 #: No program can come upon these by itself.
@@ -148,7 +149,7 @@ def test_an_answer_without_a_program_is_told_so(environment: SplitEnvironment, t
     st.sampled_from(["ok", "raised", "steps", "output", "broken"]),
 )
 def test_every_reply_can_be_sent(stdin: bytes, stdout: bytes, end: Any) -> None:
-    reply = told(Failure(stdin, Outcome(stdout, 1, end)))
+    reply = describe_failure(Failure(stdin, Outcome(stdout, 1, end)))
     assert len(reply) <= MAX_OBSERVATION_CHARS
     assert reply.encode().decode() == reply
     assert reply.endswith(AGAIN)
@@ -157,11 +158,11 @@ def test_every_reply_can_be_sent(stdin: bytes, stdout: bytes, end: Any) -> None:
 @pytest.mark.parametrize("character", ["x", "é", "€", "🐝"])
 def test_a_long_output_is_cut_between_characters(character: str) -> None:
     outcome = Outcome((character * 2000).encode(), 1, "ok")
-    reply = told(Failure((character * 401).encode(), outcome))
+    reply = describe_failure(Failure((character * 401).encode(), outcome))
     shown = character * 400 + "…"
     assert reply == f"Wrong for this input:\n{shown}\nThe program printed:\n{shown}\n{AGAIN}"
     exact = Failure(b"", outcome._replace(stdout=(character * 400).encode() + b" \r\n\n"))
-    assert told(exact) == (
+    assert describe_failure(exact) == (
         f"Wrong for an empty input.\nThe program printed:\n{character * 400}\n{AGAIN}"
     )
 

@@ -388,7 +388,7 @@ async def test_a_machine_without_a_sandbox_says_so(
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     async with started(ProcessEnvironmentHost("drills", {})) as info:
-        assert "system calls" in info.sandbox.described()
+        assert "system calls" in info.sandbox.describe()
 
 
 async def test_memory_that_other_processes_see_is_told(

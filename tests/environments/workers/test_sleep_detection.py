@@ -78,7 +78,7 @@ def test_the_limit_ends_the_patience_with_who_sleeps(
 
         with pytest.raises(TimeoutError):
             await wait()
-        return limit.reached
+        return limit.is_reached
 
     with running(code) as pid:
         assert asyncio.run(main(pid)) == slept
@@ -91,7 +91,7 @@ def test_no_sleep_counts_while_the_node_itself_did_not_run() -> None:
             await asyncio.sleep(0)
             time.sleep(0.8)  # noqa: ASYNC251 - as a node that was stopped
             await asyncio.sleep(0.05)
-            return limit.reached
+            return limit.is_reached
 
     with running(SLEEPS) as pid:
         assert not asyncio.run(main(pid))

@@ -373,7 +373,9 @@ async def test_loss_delays_but_loses_nothing(
     for _ in range(60):
         for peer in (bob.directory.get(alice.peer_id),):
             if peer is not None:
-                peer.retry.answered(0.0)  # this test is not about how long to leave a peer alone
+                peer.retry.record_answer(
+                    0.0
+                )  # this test is not about how long to leave a peer alone
         for group in await bob.fetch():
             assert group.id not in got
             got.add(group.id)

@@ -116,7 +116,7 @@ async def test_a_beat_stores_the_peers_only_if_they_changed(
     before = bob.storage._connection.total_changes
     await bob.exchange.discovery.send_heartbeat(0, 20.0)
     assert bob.storage._connection.total_changes == before
-    bob.exchange.discovery._book.failed(alice.peer_id, SYSTEM_CLOCK.now(), float("inf"))
+    bob.exchange.discovery._book.record_failure(alice.peer_id, SYSTEM_CLOCK.now(), float("inf"))
     await bob.exchange.discovery.send_heartbeat(0, 20.0)
     (stored,) = bob.storage.known_peers(9)
     assert stored.failures == 1
@@ -187,7 +187,7 @@ async def test_with_all_partners_a_node_tries_a_new_peer_once_in_minutes(
     alice.exchange.discovery.name([_nowhere(), _nowhere()])
     assert await alice.exchange.discovery.try_peer() is False
     assert await alice.exchange.discovery.try_peer() is None
-    partner.failed(now)  # the last one; its own retry waits for a second
+    partner.record_failure(now)  # the last one; its own retry waits for a second
     assert await alice.exchange.discovery.try_peer() is False
 
 
@@ -212,8 +212,8 @@ async def test_who_asks_this_node_is_not_silent_though_it_cannot_be_dialled(
 ) -> None:
     meeting, now = alice.exchange.discovery, SYSTEM_CLOCK.now()
     await meeting.send_heartbeat(0, 20.0)
-    meeting._book.answered(bob.peer_id, now, "")
-    meeting._book.failed(bob.peer_id, now, float("inf"))
+    meeting._book.record_answer(bob.peer_id, now, "")
+    meeting._book.record_failure(bob.peer_id, now, float("inf"))
     assert not meeting._silent(now)
     alice.directory.forget(bob.peer_id)
     assert set(meeting._silent(now)) == {bob.peer_id}

@@ -15,7 +15,7 @@ from swarm_node.node.control.openai_wire import (
     ChatRequest,
     TextRequest,
     messages_of,
-    parsed,
+    parse_request,
     prompts_of,
 )
 
@@ -24,11 +24,11 @@ TEXT = {"model": "tiny", "prompt": "hi"}
 
 
 def chat(**changes: Any) -> Any:
-    return parsed(json.dumps({**CHAT, **changes}).encode(), ChatRequest)
+    return parse_request(json.dumps({**CHAT, **changes}).encode(), ChatRequest)
 
 
 def text(**changes: Any) -> Any:
-    return parsed(json.dumps({**TEXT, **changes}).encode(), TextRequest)
+    return parse_request(json.dumps({**TEXT, **changes}).encode(), TextRequest)
 
 
 def test_what_changes_nothing_is_taken() -> None:
@@ -128,16 +128,18 @@ def test_what_a_node_cannot_do_is_refused_by_name(name: str, value: Any) -> None
 )
 def test_what_is_no_request_is_refused(body: bytes) -> None:
     with pytest.raises(BadRequestError, match="no JSON"):
-        parsed(body, ChatRequest)
+        parse_request(body, ChatRequest)
 
 
 def test_log_probs_are_asked_for_in_two_ways() -> None:
-    assert chat().ranked is chat(logprobs=False, top_logprobs=0).ranked is None
-    assert chat(logprobs=True).ranked == 0
-    assert chat(logprobs=True, top_logprobs=20).ranked == 20
-    assert text().ranked is None
-    assert text(logprobs=0).ranked == 0
-    assert text(logprobs=5).ranked == 5
+    assert (
+        chat().top_logprob_count is chat(logprobs=False, top_logprobs=0).top_logprob_count is None
+    )
+    assert chat(logprobs=True).top_logprob_count == 0
+    assert chat(logprobs=True, top_logprobs=20).top_logprob_count == 20
+    assert text().top_logprob_count is None
+    assert text(logprobs=0).top_logprob_count == 0
+    assert text(logprobs=5).top_logprob_count == 5
     for wrong in (6, True, -1):
         with pytest.raises(BadRequestError, match="logprobs"):
             text(logprobs=wrong)

@@ -44,7 +44,7 @@ from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.policy.training.processes.launching import MEETING
 from swarm_node.policy.training.processes.process import ProcessTrainer
 from swarm_node.policy.training.update.settings import TrainerSettings
-from swarm_node.process.frames import framed
+from swarm_node.process.frames import make_frame
 from swarm_node.rollout import Provenance
 
 pytestmark = pytest.mark.slow(reason="processes wait for each other over sockets")
@@ -160,7 +160,7 @@ def test_strangers_are_turned_away_and_a_host_that_waits_hears_of_the_end(tmp_pa
     async def node(hosts: Hosts) -> None:
         with pytest.raises(ChildError, match=r"0 .*127.*trainer_hosts"):
             await hosts.gather(0, nothing)
-        for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1" + bytes(9), b"", framed(0, b"{")):
+        for junk in (b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\1" + bytes(9), b"", make_frame(0, b"{")):
             reader, writer = await asyncio.open_connection("127.0.0.1", hosts.port)
             writer.write(junk)
             writer.write_eof()

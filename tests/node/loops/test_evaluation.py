@@ -22,7 +22,12 @@ from swarm_node.environments.splits.seeds import held_out_seed
 from swarm_node.environments.splits.split import SPLIT
 from swarm_node.environments.workers.scoring_worker import Transcript
 from swarm_node.node.loops.node_parts import Parts, Tally, Timing
-from swarm_node.node.loops.reporting.evaluation import Evaluator, cost, pause, seen_tasks
+from swarm_node.node.loops.reporting.evaluation import (
+    Evaluator,
+    evaluation_seconds,
+    pause,
+    seen_tasks,
+)
 from swarm_node.node.metrics.history import GroupCounts
 from swarm_node.node.metrics.snapshot import EvalPoint, Saved
 from swarm_node.policy.sampling.sampler import SampleRequest
@@ -46,8 +51,8 @@ def test_the_pause_leaves_nine_tenths_of_the_time(least: float, spent: float) ->
 def test_what_waited_in_a_queue_costs_no_more_than_as_many_own_answers(
     took: float, rows: int, per_row: float
 ) -> None:
-    assert cost(took, rows, 0.0) == took
-    found = cost(took, rows, per_row)
+    assert evaluation_seconds(took, rows, 0.0) == took
+    found = evaluation_seconds(took, rows, per_row)
     assert found <= took
     assert per_row == 0 or found <= rows * per_row
 

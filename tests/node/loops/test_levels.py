@@ -212,7 +212,7 @@ async def test_a_ladder_between_two_levels_does_not_fill_the_log(tmp_path: Path)
     found = levels(storage, ("take-1", "take-2"))
     with capture_logs() as logs:
         for _ in range(20 * WINDOW):
-            (family,) = found.sampled()
+            (family,) = found.sampled_families()
             reward = 1.0 if family == "take-1" else 0.0
             await found.note([verified(family=family, rewards=(reward, reward))])
     assert {each["log_level"] for each in logs} == {"info", "debug"}
@@ -233,7 +233,7 @@ def test_the_curve_keeps_its_families_and_has_those_of_other_ladders(tmp_path: P
     found._ladders["sum"].level = 2
     assert found.main(()) == ("gcd", "sum-3", "take-1")
     assert found.main(("gcd", "sum-1", "take-1")) == ("gcd", "sum-1", "take-1")
-    assert found.sampled() == ("sum-3",)
+    assert found.sampled_families() == ("sum-3",)
     storage.close()
 
 

@@ -34,7 +34,7 @@ from swarm_node.node.loops.sampling.multi_turn import (
     TOO_LONG,
     MultiTurnRollout,
     Player,
-    joined,
+    join_turns,
 )
 from swarm_node.node.loops.sampling.rollout_maker import PAUSE_SECONDS
 from swarm_node.node.start.assembly import assemble
@@ -141,7 +141,7 @@ def test_what_is_trained_on_is_what_the_policy_read_and_sampled() -> None:
     model = CausalLM.from_directory(tiny().directory)
     seen = 0
     for group in groups:
-        completions = tuple(joined(dialogue.turns) for dialogue in group)
+        completions = tuple(join_turns(dialogue.turns) for dialogue in group)
         rewards = tuple(each.last_rerun.reward for each in group)
         ref = group[0].ref
         made = RolloutGroup(ref, PolicyRef(b"m", b"t", 0), completions, rewards)
@@ -215,12 +215,12 @@ def test_joined_turns_keep_the_version_of_every_token() -> None:
         replace(turn, spans=tuple(replace(span, version=n) for span in turn.spans))
         for n, turn in enumerate(longest.turns)
     ]
-    whole = joined(turns)
-    assert whole.said == tuple(turn.text for turn in turns)
+    whole = join_turns(turns)
+    assert whole.turn_texts == tuple(turn.text for turn in turns)
     versions = [span.version for span in whole.spans for _ in range(span.start, span.end)]
     assert versions == [n for n, turn in enumerate(turns) for _ in turn.token_ids]
     assert [span.start for span in whole.spans] == [0, *whole.ends[:-1]]
-    assert joined(turns[:1]).token_ids.tolist() == turns[0].token_ids.tolist()
+    assert join_turns(turns[:1]).token_ids.tolist() == turns[0].token_ids.tolist()
 
 
 INFO = EnvironmentInfo("digits", "1", ("one",), turns=3)

@@ -28,7 +28,7 @@ from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.transports.memory import MemoryTransport
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
-from swarm_node.policy.sampling.sampler import Row, SampleRequest, finished
+from swarm_node.policy.sampling.sampler import Row, SampleRequest, finish_row
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.policy.training.processes.messages import UpdateResult
@@ -91,7 +91,7 @@ async def test_a_sampler_that_can_be_cut_is_given_half_as_many_groups_again(worl
             return [Row(one.token_ids, one.logprobs, one.spans, one.finish) for one in group]
 
         def completion(self, row: Row) -> Completion:
-            return finished(row, tiny().codec.decode)
+            return finish_row(row, tiny().codec.decode)
 
     settings = small_settings(run__max_steps=1)
     sampler = Interleaving(tiny().sampler(), 0.01, 0, world.home())

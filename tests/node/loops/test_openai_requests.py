@@ -23,7 +23,7 @@ from swarm_node.node.loops.openai_requests import (
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.sampling.vllm.messages import wanted
+from swarm_node.policy.sampling.vllm.messages import remaining_request
 from swarm_node.rollout import Finish
 
 torch.set_num_threads(1)
@@ -177,5 +177,5 @@ def test_an_engine_hears_whose_request_it_is(guest: bool, priority: int) -> None
     request = SampleRequest((1, 2), 1, 1, 4, guest=guest, top_p=0.5, top_logprobs=3)
     from swarm_node.policy.sampling.sampler import Row
 
-    message, _ = wanted(request, [Row.empty()])
+    message, _ = remaining_request(request, [Row.empty()])
     assert (message.priority, message.top_p, message.ranked) == (priority, 0.5, 3)

@@ -25,7 +25,7 @@ from swarm_node.p2p.exchange.publishing import LocalGroup
 from swarm_node.p2p.limits.budgets import Effort
 from swarm_node.policy.experience.replay import ReplayBuffer
 from swarm_node.policy.experience.slots import Slots, provision
-from swarm_node.policy.sampling.sampler import Row, SampleRequest, extended, finished
+from swarm_node.policy.sampling.sampler import Row, SampleRequest, extend_row, finish_row
 from swarm_node.rollout import Completion, PolicyRef, TaskRef
 
 
@@ -46,8 +46,8 @@ def test_so_many_groups_are_started(target: int, over: float, waiting: int, new:
 
 
 def test_a_row_that_is_too_old_starts_anew() -> None:
-    old = extended(Row.empty(), tokens(1), logprobs(-1), [(2, 0, 1)], "abort")
-    young = extended(Row.empty(), tokens(1), logprobs(-1), [(6, 0, 1)], "abort")
+    old = extend_row(Row.empty(), tokens(1), logprobs(-1), [(2, 0, 1)], "abort")
+    young = extend_row(Row.empty(), tokens(1), logprobs(-1), [(6, 0, 1)], "abort")
     kept = still_fresh([old, young, Row.empty()], version=10, max_staleness=4)
     assert [row.token_ids.size for row in kept] == [0, 1, 0]
 
@@ -74,10 +74,10 @@ class Engine:
             except TimeoutError:
                 left = 1  # nobody is waiting for another group: it goes on to its end
         word = "length" if left <= 1 else "abort"
-        return [extended(row, tokens(1), logprobs(-1), [(0, 0, 1)], word) for row in rows]
+        return [extend_row(row, tokens(1), logprobs(-1), [(0, 0, 1)], word) for row in rows]
 
     def completion(self, row: Row) -> Completion:
-        return finished(row, str)
+        return finish_row(row, str)
 
     async def sample(self, requests: Sequence[SampleRequest]) -> list[tuple[Completion, ...]]:
         raise AssertionError("an engine that can be interrupted is given one group at a time")

@@ -19,7 +19,12 @@ from virtual import virtual_time
 from swarm_node.errors import CheckpointError, CompletionError, ConfigError, SwarmNodeError
 from swarm_node.node.home.home import Home
 from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.program_node import ProgramNode, ProgramPolicy, completed, drawn_record
+from swarm_node.node.loops.program_node import (
+    ProgramNode,
+    ProgramPolicy,
+    drawn_record,
+    make_completions,
+)
 from swarm_node.node.metrics.groups import DrawnGroup, MemberTask
 from swarm_node.node.start.build_member import assemble_member
 from swarm_node.rollout import Finish, PolicyRef, Provenance, RolloutGroup, TaskRef, VerifiedGroup
@@ -318,7 +323,9 @@ async def test_a_later_start_goes_on_with_tasks_version_and_counts(world: World)
 def test_a_foreign_answer_is_encoded_in_own_tokens_and_has_no_log_probs() -> None:
     ids, logprobs = spelled("abc", "de")
     policy = PolicyRef(bytes(32), bytes(32), 5)
-    completions = completed(CODEC, [ids[0], ids[1][:-1]], [logprobs[0], logprobs[1][:-1]], 5, 24)
+    completions = make_completions(
+        CODEC, [ids[0], ids[1][:-1]], [logprobs[0], logprobs[1][:-1]], 5, 24
+    )
     assert [each.finish for each in completions] == [Finish.STOP, Finish.LENGTH]
     group = RolloutGroup(TaskRef("drills", "1", "sorting", 3), policy, completions, (0.0, 0.0))
     verified = VerifiedGroup(b"id", "peer", Provenance.CROSS_MODEL, group, "sort", (1.0, 0.0), 4)
@@ -331,7 +338,7 @@ def test_a_foreign_answer_is_encoded_in_own_tokens_and_has_no_log_probs() -> Non
 
 async def test_a_policy_goes_on_from_its_file(tmp_path: Path) -> None:
     policy = ProgramPolicy(Home(tmp_path))
-    policy.reached(7)
+    policy.set_version(7)
     await policy.checkpoint({"stored": 3})
     other = ProgramPolicy(Home(tmp_path))
     assert await other.start() == (tmp_path, 7)

@@ -28,7 +28,7 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
         await asyncio.sleep(60)
         node._tally.groups.sampled += 7  # it samples slowly, and has made none
         node._tally.groups.announced += 3
-        node._shared_state.directory.failures.failed(REVOKED, world.clock.now())
+        node._shared_state.directory.failures.record_failure(REVOKED, world.clock.now())
         node._tally.rejected.update({"rerun_mismatch": 2, "unreachable": 1, "window": 1})
         await asyncio.sleep(60)
         latest = node.snapshot().latest

@@ -47,7 +47,7 @@ def test_only_what_differs_and_could_help_is_tried(
 
 def test_the_change_that_helped_most_is_advised_and_greedy_never() -> None:
     told = advice(BARREN, {COOLER: 0.2, GREEDY: 0.9, LONGER: 0.4})
-    assert told.startswith(f"set {LONGER.told} ")
+    assert told.startswith(f"set {LONGER.description} ")
     assert advice(BARREN, {COOLER: 0.06, GREEDY: 0.9}).startswith(BARREN.advice)
     assert "greedy 90%" in advice(BARREN, {GREEDY: 0.9})
     assert advice(BARREN, {}) == BARREN.advice

@@ -159,21 +159,21 @@ async def test_a_row_says_why_a_peer_is_lost_suspended_or_disconnected(scene: Sc
     peer = directory.meet(scene.other.peer_id, now)
     assert scene.rows()[0].reason is None, "there is a link"
     for _ in range(STRIKES):
-        directory.refused(peer.peer_id, "too_long", now)
+        directory.count_refusal(peer.peer_id, "too_long", now)
     why = scene.rows()[0].reason
     assert why is not None
     assert why.kind == "suspended"
-    directory.refused(peer.peer_id, "hash", now + 61.0)
+    directory.count_refusal(peer.peer_id, "hash", now + 61.0)
     after = scene.rows(now + 62.0)[0].reason
     assert after is not None
     assert after.kind == "disconnected"
     await scene.other.transport.stop()
-    peer.failed(now + 1e6)
+    peer.record_failure(now + 1e6)
     gone = scene.rows(now + 1e6)[0].reason
     assert gone is not None
     assert gone.kind == "no_answer"
     assert gone.remedy != CAUSES["no_answer"].advice, "it answered before"
-    directory.failures.failed(Cause("revoked", peer.peer_id, "bob"), now + 1e6)
+    directory.failures.record_failure(Cause("revoked", peer.peer_id, "bob"), now + 1e6)
     refused = scene.rows(now + 1e6)[0].reason
     assert refused is not None
     assert refused.kind == "revoked", "what it said counts before what this node concludes"
@@ -187,8 +187,8 @@ async def test_a_row_says_why_a_peer_is_lost_suspended_or_disconnected(scene: Sc
 async def test_rows_say_score_reasons_share_and_pause(scene: Scene) -> None:
     directory, tally = scene.own.directory, scene.shared.tally
     peer = directory.meet("a", 4.0)
-    peer.standing.served()
-    directory.refused("a", "hash", 10.0)
+    peer.standing.count_useful()
+    directory.count_refusal("a", "hash", 10.0)
     tally.trained_by.update({"me": 30, "a": 10})
     (row,) = scene.rows(20.0)
     assert (row.trained_fraction, row.rejected_by_reason, row.suspended_seconds) == (
@@ -207,6 +207,6 @@ async def test_a_row_names_another_model_and_a_peer_that_failed_twice(scene: Sce
         (row,) = scene.rows(1.0)
         assert row.model == model
     for second, lost in ((2.0, False), (9.0, True)):
-        peer.failed(second)
+        peer.record_failure(second)
         (row,) = scene.rows(30.0)
         assert (row.lost, row.present) == (lost, not lost)

@@ -87,7 +87,7 @@ async def test_the_owners_names_count_before_those_in_certificates_at_once(world
     pages = Pages()
     pages.turn("p")
     console = Console(file=StringIO(), width=160)
-    console.print(pages.drawn(shot))
+    console.print(pages.render(shot))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert row.name == "carol"
     assert f"carol {short_id(row.peer_id)}" in " ".join(shown.split()), shown

@@ -11,7 +11,7 @@ from swarm_node.durable import create_private
 from swarm_node.errors import HomeError, Rejected
 from swarm_node.node.home.home import Home
 from swarm_node.node.members.admitting import admissions, invite
-from swarm_node.node.members.delegation import revoke, revoked, rotate_secret
+from swarm_node.node.members.delegation import read_revocations, revoke, rotate_secret
 from swarm_node.node.members.issuers import make, take, use
 from swarm_node.p2p.membership.delegates import issue_renewal, next_list, next_secret
 from swarm_node.p2p.membership.members import Members
@@ -45,9 +45,9 @@ def test_a_home_expels_members_with_either_key(tmp_path: Path, root_is_here: boo
     owner = founded(tmp_path)
     if not root_is_here:  # it is offline, and the delegate works
         (owner.path / "root.key").rename(tmp_path / "root.key")
-    assert revoked(owner) is None
+    assert read_revocations(owner) is None
     assert [revoke(owner, [bytes([n]) * 32], NOW + n) for n in (2, 1)] == [1, 2]
-    held = revoked(owner)
+    held = read_revocations(owner)
     assert held.body.keys == (b"\x01" * 32, b"\x02" * 32)
     assert isinstance(verify_revocations(held.raw, owner.swarm(), NOW), Statement)
 
@@ -116,7 +116,7 @@ def test_a_damaged_list_is_said(tmp_path: Path) -> None:
     revoke(owner, [b"k" * 32], NOW)
     owner.save("revoked", b"\x92")
     with pytest.raises(HomeError, match="damaged"):
-        revoked(owner)
+        read_revocations(owner)
 
 
 def test_a_thief_that_fills_the_list_and_rotates_the_secret_is_outranked(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_commands_at_once_lose_nothing(tmp_path: Path) -> None:
         numbers = list(pool.map(lambda key: revoke(owner, [key], NOW), keys))
         names = [f"guest {n}" for n in range(8)]
         list(pool.map(lambda name: invite(owner, name, [], **TICKET), names))
-    held = revoked(owner)
+    held = read_revocations(owner)
     assert (sorted(numbers), held.body.keys) == (list(range(1, 9)), tuple(keys))
     assert sorted(made.name for made in admissions(owner).entries()) == names
 

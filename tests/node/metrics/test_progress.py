@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swarm_node.node.metrics.progress import Underway, remaining_seconds, told
+from swarm_node.node.metrics.progress import Underway, describe_work, remaining_seconds
 from swarm_node.node.metrics.snapshot import WorkRow
 from swarm_node.policy.sampling.sampler import Progress
 
@@ -50,9 +50,9 @@ def test_the_first_update_waits_for_all_batches_that_it_lacks() -> None:
 
 def test_a_sampler_that_counts_nothing_is_still_said_to_sample() -> None:
     underway = Underway()
-    assert list(told(underway.row(5.0, None, 0, None), 0)) == []
+    assert list(describe_work(underway.row(5.0, None, 0, None), 0)) == []
     underway.begin("sampling", 2, 10, 100, 0.0, Progress())
     underway.update_began = 2.0
     row = underway.row(5.0, None, 2, 60.0)
     assert row == WorkRow("sampling", None, 10, training=3.0, end=60.0)
-    assert len(list(told(row, 0))) == 3
+    assert len(list(describe_work(row, 0))) == 3

@@ -67,13 +67,13 @@ def test_a_relay_is_never_its_own_target(relay: str, target: str) -> None:
 
 def test_a_peer_states_circuits_of_itself_whoever_it_names() -> None:
     direct = f"/ip4/192.168.0.2/tcp/1/p2p/{TARGET}"
-    assert circuit.completed([direct, BARE], TARGET) == [direct, WHOLE]
+    assert circuit.complete_circuits([direct, BARE], TARGET) == [direct, WHOLE]
     # A peer that names another target, or itself as its relay, is not believed.
-    assert circuit.completed([f"{BARE}/p2p/{OTHER}"], TARGET) == [WHOLE]
-    (own,) = circuit.completed([BARE], RELAY)
+    assert circuit.complete_circuits([f"{BARE}/p2p/{OTHER}"], TARGET) == [WHOLE]
+    (own,) = circuit.complete_circuits([BARE], RELAY)
     assert circuit.parse(own) is None
-    assert circuit.stated([direct, WHOLE]) == [BARE, direct]
-    assert circuit.dialled([direct, WHOLE, BARE]) == [direct, RELAYS_PLACE, RELAYS_PLACE]
+    assert circuit.state_addresses([direct, WHOLE]) == [BARE, direct]
+    assert circuit.dial_addresses([direct, WHOLE, BARE]) == [direct, RELAYS_PLACE, RELAYS_PLACE]
 
 
 def test_addresses_of_the_internet_come_before_those_of_a_private_network() -> None:

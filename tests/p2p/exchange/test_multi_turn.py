@@ -187,7 +187,7 @@ def test_replies_and_rewards_are_found_here_and_no_reply_is_trained_on(
             wanted += said.token_ids[begin:end].tolist()
             wanted += codec.bridge(reply) if reply is not None else ()
             begin = end
-        written, places = row.written()
+        written, places = row.written_ids()
         assert written.tolist() == wanted
         assert written[places].tolist() == said.token_ids.tolist()
 
@@ -241,7 +241,7 @@ def test_a_row_has_what_its_author_sampled_and_what_is_derived_here_and_no_more(
     rows = iter(rows_of(taken, codec))
     for completion in taken.group.completions:
         sampled, trained, begin = list[tuple[bool, int]](), list[int](), 0
-        texts = completion.said
+        texts = completion.turn_texts
         for number, (text, end) in enumerate(zip(texts, completion.ends, strict=True), start=1):
             stopped = number < len(texts) or completion.finish is Finish.STOP
             ours = completion.token_ids[begin:end].tolist()
@@ -260,7 +260,7 @@ def test_a_row_has_what_its_author_sampled_and_what_is_derived_here_and_no_more(
         row = next(rows)
         assert row.prompt_ids.tolist() == [*codec.encode_prompt(ENVIRONMENT.render(task))]
         assert row.completion_ids.tolist() == trained
-        written, places = row.written()
+        written, places = row.written_ids()
         assert written.tolist() == [token for _, token in sampled]
         assert places.tolist() == [at for at, (own, _) in enumerate(sampled) if own]
     assert next(rows, None) is None
@@ -366,14 +366,14 @@ def test_after_a_restart_the_replies_are_derived_again(receiver: Receiver) -> No
     assert isinstance(taken, VerifiedGroup)
     (stored,) = restored_groups(receiver.storage, "more", ENVIRONMENT.version)
     assert stored.observations == ()
-    again = asyncio.run(receiver.verifier.rescored(stored))
+    again = asyncio.run(receiver.verifier.rescore(stored))
     assert (again.observations, again.rewards, again.prompt) == (
         taken.observations,
         taken.rewards,
         taken.prompt,
     )
     short = replace(stored, group=group(talk("1"), RIGHT))
-    assert asyncio.run(receiver.verifier.rescored(short)) is None
+    assert asyncio.run(receiver.verifier.rescore(short)) is None
     assert stored_group(stored, 1, 1, b"").rewards == taken.rewards
 
 
@@ -408,6 +408,6 @@ def test_stored_dialogues_are_left_out_once_their_environment_has_no_turns(
     assert isinstance(receiver.take_group(group(LATER, NEVER)), VerifiedGroup)
     (stored,) = restored_groups(receiver.storage, "more", ENVIRONMENT.version)
     receiver.verifier._multi_turn = None
-    assert asyncio.run(receiver.verifier.rescored(stored)) is None
+    assert asyncio.run(receiver.verifier.rescore(stored)) is None
     answers = replace(stored, group=group(RIGHT, talk("1")))
-    assert asyncio.run(receiver.verifier.rescored(answers)) is answers
+    assert asyncio.run(receiver.verifier.rescore(answers)) is answers

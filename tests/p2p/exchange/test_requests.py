@@ -227,7 +227,7 @@ def test_an_envelope_is_its_authors_or_refused_and_counted(tmp_path: Path) -> No
     async def scene(swarm: Swarm, one: LightNode, peer: Peer) -> None:
         author = Identity.generate()
         raw = seal(author, swarm.info.swarm_id, Kind.HEAD, b"body")
-        opened = one.exchange.asker.opened
+        opened = one.exchange.asker.open_envelope
         for by in (author.peer_id, None):
             found = opened(raw, Kind.HEAD, 1024, by)
             assert found.body == b"body"

@@ -61,7 +61,7 @@ async def test_of_six_keys_of_a_ticket_one_stays_and_every_node_knows_who_tried(
         for node in nodes:
             await node.exchange.discovery.send_heartbeat(0, 20.0)
     for node in nodes:
-        tried = node.members.tried(ticket.key.public_key)
+        tried = node.members.late_peer_ids(ticket.key.public_key)
         assert set(tried) == {guest.identity.peer_id for guest in guests[1:]}
     for node in nodes:
         answers = [await greet(network, guest, node) for guest in guests]

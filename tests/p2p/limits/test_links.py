@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from swarm_node.p2p.limits.links import HANDSHAKES, HANDSHAKES_PER_SITE, LinkPlace, crowded, surplus
+from swarm_node.p2p.limits.links import (
+    HANDSHAKES,
+    HANDSHAKES_PER_SITE,
+    LinkPlace,
+    choose_crowded,
+    surplus,
+)
 
 
 def test_below_the_limit_nobody_loses_a_link() -> None:
@@ -29,14 +35,14 @@ def test_a_link_of_a_higher_rank_outlives_all_of_a_lower_one() -> None:
 
 
 def test_there_is_room_for_a_connection_until_its_site_has_its_part_or_all_have() -> None:
-    assert crowded([], "a") is None
+    assert choose_crowded([], "a") is None
     part = ["a"] * HANDSHAKES_PER_SITE
-    assert crowded(part[1:], "a") is None
-    assert crowded(["b", *part], "a") == 1
-    assert crowded(part, "b") is None
+    assert choose_crowded(part[1:], "a") is None
+    assert choose_crowded(["b", *part], "a") == 1
+    assert choose_crowded(part, "b") is None
 
 
 def test_of_all_connections_the_oldest_of_the_site_with_the_most_makes_room() -> None:
     sites = [f"single {number}" for number in range(HANDSHAKES - 10)] + ["flood"] * 10
-    assert crowded(sites, "newcomer") == HANDSHAKES - 10
-    assert crowded(sites[:-1], "newcomer") is None
+    assert choose_crowded(sites, "newcomer") == HANDSHAKES - 10
+    assert choose_crowded(sites[:-1], "newcomer") is None

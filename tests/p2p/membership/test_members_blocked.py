@@ -32,7 +32,7 @@ def test_a_blocked_peer_is_refused_everywhere_until_it_is_unblocked() -> None:
         assert members.is_member(ANNA_ID)
     blocked.add(ANNA_ID)
     assert members.dismiss() == [ANNA_ID]
-    shown = members.shown(ANNA_ID)
+    shown = members.presented_membership(ANNA_ID)
     assert (shown[0].name, shown[1]) == ("Anna", "blocked")
     blocked.clear()
     assert not isinstance(members.read_presence(SWARM.presence(ANNA)), Rejected)
@@ -48,7 +48,7 @@ def test_former_members_are_shown_with_the_reason() -> None:
     members.dismiss()
     now += 40 * DAY
     members.dismiss()
-    shown = {peer: members.shown(peer) for peer in (ANNA_ID, CARL_ID, "stranger")}
+    shown = {peer: members.presented_membership(peer) for peer in (ANNA_ID, CARL_ID, "stranger")}
     assert {peer: told and told[1] for peer, told in shown.items()} == {
         ANNA_ID: "revoked",
         CARL_ID: "expired",

@@ -31,7 +31,7 @@ def test_every_order_of_the_same_claims_leaves_the_same_subjects() -> None:
         stays = {subject for subject in (A, B, C) if claims.stays(ISSUER, subject)}
         first = min((B, C), key=lambda key: claims_module._tie(ISSUER, key))
         assert stays == {A, first}
-        assert claims.tried(ISSUER) == [subject for subject in (B, C) if subject != first]
+        assert claims.late_subjects(ISSUER) == [subject for subject in (B, C) if subject != first]
 
 
 def test_of_its_own_meetings_a_node_keeps_the_order_whatever_its_clock_says() -> None:
@@ -39,7 +39,7 @@ def test_of_its_own_meetings_a_node_keeps_the_order_whatever_its_clock_says() ->
     for subject, now in ((A, 100), (B, 100), (C, 0)):
         claims.arrive(ISSUER, 1, subject, now)
     assert [claims.stays(ISSUER, subject) for subject in (A, B, C)] == [True, False, False]
-    assert claims.tried(ISSUER) == [B, C]
+    assert claims.late_subjects(ISSUER) == [B, C]
 
 
 def test_claims_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_who_was_met_first_stays_and_the_other_is_dropped_also_after_a_restart()
     assert node.members.dismiss() == [node.first.identity.peer_id]
     answer = node.members.admit(node.first.chain, node.first.identity.peer_id)
     assert answer.reason == "used_up"
-    assert node.members.tried(TICKET.key.public_key) == [node.first.identity.peer_id]
+    assert node.members.late_peer_ids(TICKET.key.public_key) == [node.first.identity.peer_id]
     again = Members(SWARM.info, lambda: node.now, node.office)
     assert isinstance(again.admit(node.first.chain, node.first.identity.peer_id), Rejected)
     late = again.admit(node.late.chain, node.late.identity.peer_id)
@@ -109,7 +109,7 @@ def test_holders_of_a_ticket_are_no_witnesses_of_it_whatever_begin_they_sign() -
         assert node.told(late, SWARM.begin, by=teller) is None
     assert isinstance(node.members.admit(late.chain, late.identity.peer_id), Rejected)
     assert node.stays(node.first)
-    assert node.members.tried(TICKET.key.public_key) == [late.identity.peer_id]
+    assert node.members.late_peer_ids(TICKET.key.public_key) == [late.identity.peer_id]
 
 
 def test_a_witness_cannot_claim_for_a_key_that_the_ticket_did_not_sign() -> None:

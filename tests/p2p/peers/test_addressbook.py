@@ -52,7 +52,7 @@ def test_a_new_peer_is_tried_once_and_then_ignored_for_an_hour() -> None:
     book = _book()
     _tell(book, ["peer"])
     assert [known.peer_id for known in _picked(book, 0.0)] == ["peer"]
-    book.failed("peer", 0.0, last_heard=0.0)
+    book.record_failure("peer", 0.0, last_heard=0.0)
     assert len(book) == 0
     _tell(book, ["peer"], now=UNMET.ceiling - 1)
     assert len(book) == 0
@@ -64,7 +64,7 @@ def test_who_was_not_met_is_listed_also_while_it_is_ignored_and_can_be_taken_bac
     book = _book()
     book.configure([("named", ["/named"])], 0.0)
     _tell(book, ["dead", "later", "met"])
-    book.failed("dead", 0.0, last_heard=0.0)
+    book.record_failure("dead", 0.0, last_heard=0.0)
     found, total = book.unmet(1.0, 9, lambda peer: peer == "met")
     tries = {each.peer_id: each.tries for each in found}
     assert [*tries.items()] == [("named", 0), ("dead", 1), ("later", 0)]
@@ -93,7 +93,7 @@ def test_a_peer_that_states_other_addresses_is_tried_again() -> None:
     book = _book()
     tell(["/behind/nat"], 1)
     assert [known.peer_id for known in _picked(book, 1.0)] == ["peer"]
-    book.failed("peer", 1.0, last_heard=0.0)
+    book.record_failure("peer", 1.0, last_heard=0.0)
     tell(["/behind/nat"], 2)
     assert len(book) == 0
     tell(["/relay/p2p-circuit", "/behind/nat"], 3)  # it found a relay
@@ -107,7 +107,7 @@ def test_a_peer_that_states_other_addresses_is_tried_again() -> None:
 def test_who_comes_by_itself_is_no_longer_ignored() -> None:
     book = _book()
     _tell(book, ["peer"])
-    book.failed("peer", 0.0, last_heard=0.0)
+    book.record_failure("peer", 0.0, last_heard=0.0)
     _tell(book, ["peer"], now=1.0)
     assert len(book) == 0
     book.welcome("peer", ["/peer"], 1.0, "issuer")
@@ -118,18 +118,18 @@ def test_a_node_that_hears_nobody_blames_nobody() -> None:
     book = _book()
     _tell(book, ["peer"])
     for _ in range(50):
-        book.failed("peer", 0.0, last_heard=float("-inf"))
+        book.record_failure("peer", 0.0, last_heard=float("-inf"))
     assert len(book) == 1
 
 
 def test_a_tried_peer_leaves_after_several_failures_each_later_than_the_last() -> None:
     book = _book()
     _tell(book, ["peer"])
-    book.answered("peer", 0.0, "issuer")
+    book.record_answer("peer", 0.0, "issuer")
     now, waits = 0.0, []
     assert [known.peer_id for known in _picked(book, now)] == ["peer"]
     while (known := book.get("peer")) is not None:
-        book.failed("peer", now, last_heard=now)
+        book.record_failure("peer", now, last_heard=now)
         waits.append(known.retry.due_at - now)
         now = known.retry.due_at
         assert _picked(book, now) == [], "the caller knows of the silent ones"
@@ -147,7 +147,7 @@ def test_while_the_peers_that_a_teller_names_do_not_answer_the_others_wait() -> 
         known = book.pick(rng, float(second), lambda _: False)
         if known is not None:
             tries += 1
-            book.failed(known.peer_id, float(second), last_heard=float(second))
+            book.record_failure(known.peer_id, float(second), last_heard=float(second))
     assert tries <= 16  # after 2, 4, 8, 16, 32 and then 60 seconds each
     _tell(book, ["live"], teller="honest", now=600.0)
     assert [known.peer_id for known in _picked(book, 600.0)] == ["live"]
@@ -161,7 +161,7 @@ def test_configured_peers_and_anchors_come_first_and_configured_ones_are_kept() 
     first = [known.peer_id for known in _picked(book, 0.0)[:2]]
     assert first == ["anchor", "bootstrap"]
     for second in range(100):
-        book.failed("bootstrap", float(second), last_heard=float(second))
+        book.record_failure("bootstrap", float(second), last_heard=float(second))
     assert book.get("bootstrap") is not None
 
 
@@ -188,20 +188,20 @@ def test_a_configured_peer_never_leaves_and_others_do() -> None:
     book.configure([("bootstrap", ["/bootstrap"])], 0.0)
     _tell(book, ["peer"])
     for name in ("bootstrap", "peer"):
-        book.answered(name, 0.0, "issuer")
+        book.record_answer(name, 0.0, "issuer")
     for failures in range(MAX_FAILURES):
         assert len(book) == 2
         assert len(book.silent()) == (2 if failures else 0)
         now = PEER.ceiling * (failures + 1)
         for name in ("bootstrap", "peer"):
-            book.failed(name, now, last_heard=now)
+            book.record_failure(name, now, last_heard=now)
     assert set(book.silent()) == {"bootstrap"}
 
 
 def test_who_never_answered_has_not_become_silent() -> None:
     book = _book()
     book.configure([("peer", ["/peer"])], 0.0)
-    book.failed("peer", 0.0, last_heard=0.0)
+    book.record_failure("peer", 0.0, last_heard=0.0)
     known = book.get("peer")
     assert known.retry.failures == 1
     assert book.silent() == {}
@@ -210,10 +210,10 @@ def test_who_never_answered_has_not_become_silent() -> None:
 def test_a_peer_that_answered_as_a_partner_has_been_silent_since_then() -> None:
     book = _book()
     _tell(book, ["peer", "other"])
-    book.answered("peer", 10.0, "issuer")
-    book.failed("peer", 100.0, last_heard=100.0, last_seen=90.0)
-    book.failed("peer", 110.0, last_heard=110.0, last_seen=20.0)
-    book.failed("other", 100.0, last_heard=100.0, last_seen=90.0)
+    book.record_answer("peer", 10.0, "issuer")
+    book.record_failure("peer", 100.0, last_heard=100.0, last_seen=90.0)
+    book.record_failure("peer", 110.0, last_heard=110.0, last_seen=20.0)
+    book.record_failure("other", 100.0, last_heard=100.0, last_seen=90.0)
     assert set(book.silent()) == {"peer"}
     known = book.get("peer")
     assert known.answered_at == 90.0
@@ -224,13 +224,13 @@ def test_the_book_holds_neither_its_owner_nor_who_has_no_address_nor_anybody_twi
     _tell(book, ["me"])
     book.tell("silent", [], 0.0, issuer="", teller="", telling_issuer="")
     book.restore(Known("me", ("/me",), "issuer", ""), anchor=True)
-    book.failed("peer", 0.0, last_heard=0.0)
-    book.answered("peer", 0.0, "issuer")
+    book.record_failure("peer", 0.0, last_heard=0.0)
+    book.record_answer("peer", 0.0, "issuer")
     assert len(book) == 0
     _tell(book, ["peer"])
     book.restore(Known("peer", ("/elsewhere",), "issuer", ""), anchor=True)
     assert [known.addresses for known in book.new()] == [("/peer",)]
-    assert book.tried() == []
+    assert book.tried_peers() == []
 
 
 def test_who_is_passed_over_is_not_picked() -> None:
@@ -246,8 +246,8 @@ def test_who_is_passed_over_is_not_picked() -> None:
 def test_a_tried_peer_does_not_wait_for_those_that_its_teller_named() -> None:
     book = _book()
     _tell(book, ["live", "dead", "other"])
-    book.answered("live", 0.0, "issuer")
-    book.failed("dead", 0.0, last_heard=0.0)
+    book.record_answer("live", 0.0, "issuer")
+    book.record_failure("dead", 0.0, last_heard=0.0)
     assert [known.peer_id for known in _picked(book, 0.5)] == ["live"]
 
 
@@ -256,19 +256,19 @@ def test_a_peer_that_answers_is_not_displaced_and_one_that_fails_is() -> None:
     names = [f"peer {index:04}" for index in range(2000)]
     for name in names:
         _tell(book, [name], teller=name)
-        book.answered(name, 1.0, "issuer")
-    first = {known.peer_id for known in book.tried()}
+        book.record_answer(name, 1.0, "issuer")
+    first = {known.peer_id for known in book.tried_peers()}
     assert len(first) <= BUCKETS_PER_ISSUER * SLOTS
     for index in range(2000):
         _tell(book, [f"late {index}"], teller=f"late {index}")
-        book.answered(f"late {index}", 2.0, "issuer")
-    assert {known.peer_id for known in book.tried()} == first
+        book.record_answer(f"late {index}", 2.0, "issuer")
+    assert {known.peer_id for known in book.tried_peers()} == first
     for name in first:
-        book.failed(name, 3.0, last_heard=2.5)
+        book.record_failure(name, 3.0, last_heard=2.5)
     _tell(book, [f"later {index}" for index in range(200)], teller="another")
     for index in range(200):
-        book.answered(f"later {index}", 4.0, "issuer")
-    assert any(known.peer_id.startswith("later") for known in book.tried())
+        book.record_answer(f"later {index}", 4.0, "issuer")
+    assert any(known.peer_id.startswith("later") for known in book.tried_peers())
 
 
 def test_an_older_heartbeat_does_not_change_an_address() -> None:
@@ -310,7 +310,7 @@ class StuffedBook(RuleBasedStateMachine):
             key = self.new("hostile")
             _tell(self.book, [key], name, issuer, self.now)
             if index % 2:
-                self.book.answered(key, self.now, issuer)
+                self.book.record_answer(key, self.now, issuer)
 
     @rule(teller=st.integers(0, 20), many=st.integers(1, 10), answer=st.booleans())
     def hear_honest(self, teller: int, many: int, answer: bool) -> None:
@@ -318,15 +318,15 @@ class StuffedBook(RuleBasedStateMachine):
             key = self.new("honest")
             _tell(self.book, [key], f"honest teller {teller}", f"issuer {teller % 5}", self.now)
             if answer:
-                self.book.answered(key, self.now, f"issuer {teller % 5}")
+                self.book.record_answer(key, self.now, f"issuer {teller % 5}")
 
     @rule(answers=st.booleans())
     def try_one(self, answers: bool) -> None:
         known = self.book.pick(self.rng, self.now, lambda _: False)
         if known is not None and answers:
-            self.book.answered(known.peer_id, self.now, known.issuer)
+            self.book.record_answer(known.peer_id, self.now, known.issuer)
         elif known is not None:
-            self.book.failed(known.peer_id, self.now, last_heard=self.now)
+            self.book.record_failure(known.peer_id, self.now, last_heard=self.now)
 
     @rule(seconds=st.floats(0.1, 4000.0))
     def wait(self, seconds: float) -> None:
@@ -340,12 +340,12 @@ class StuffedBook(RuleBasedStateMachine):
         for issuer in self.issuers:
             reached = {k.bucket for k in hostile if self.tellers[k.teller] == issuer}
             assert len(reached) <= BUCKETS_PER_TELLING_ISSUER
-            tried = {k.bucket for k in self.book.tried() if k.issuer == issuer}
+            tried = {k.bucket for k in self.book.tried_peers() if k.issuer == issuer}
             assert len(tried) <= BUCKETS_PER_ISSUER
 
     @invariant()
     def memory_is_bounded(self) -> None:
-        new, tried = self.book.new(), self.book.tried()
+        new, tried = self.book.new(), self.book.tried_peers()
         assert len(new) <= NEW_BUCKETS * SLOTS
         assert len(tried) <= TRIED_BUCKETS * SLOTS
         assert len(new) + len(tried) == len(self.book)
@@ -370,7 +370,7 @@ def test_with_k_of_n_issuers_an_attacker_gets_at_most_its_share_of_the_draws() -
         for index in range(3000 if hostile else 30):
             name = f"{'hostile' if hostile else 'honest'} {number} {index}"
             _tell(book, [name], teller=f"teller {number}", issuer=f"issuer {number}")
-            book.answered(name, 0.0, f"issuer {number}")
+            book.record_answer(name, 0.0, f"issuer {number}")
     rng, hits, now = random.Random(0), 0, 0.0
     for _ in range(2000):
         now += 61.0

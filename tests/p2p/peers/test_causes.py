@@ -85,40 +85,40 @@ def test_a_membership_comes_before_a_clock_and_that_before_an_address() -> None:
 def test_tries_are_counted_until_the_cause_changes_or_the_peer_answers() -> None:
     log = FailureLog()
     for second in range(3):
-        log.failed(Cause("no_answer", "one", where=AT, seconds=3.0), second)
+        log.record_failure(Cause("no_answer", "one", where=AT, seconds=3.0), second)
     (found,) = log.causes(5.0)
     assert (found.tries, found.seconds_since) == (3, 3.0)
-    log.failed(Cause("nobody_listens", "one", where=AT), 6.0)
+    log.record_failure(Cause("nobody_listens", "one", where=AT), 6.0)
     (found,) = log.causes(6.0)
     assert (found.code, found.tries) == ("nobody_listens", 1)
-    log.failed(Cause("revoked", "one"), 7.0)
-    log.connected("one", AT)
+    log.record_failure(Cause("revoked", "one"), 7.0)
+    log.record_connection("one", AT)
     assert [cause.code for cause in log.causes(7.0)] == ["revoked"], "only the address is well"
-    log.answered("one")
+    log.record_answer("one")
     assert log.causes(7.0) == []
 
 
 def test_a_clock_is_right_again_once_the_peer_signs_a_time_of_now() -> None:
     log = FailureLog()
-    log.failed(Cause("clock", "one", seconds=3602.0), 0.0)
-    log.failed(Cause("revoked", "two"), 0.0)
+    log.record_failure(Cause("clock", "one", seconds=3602.0), 0.0)
+    log.record_failure(Cause("revoked", "two"), 0.0)
     log.in_time("two")
-    log.answered("one")
+    log.record_answer("one")
     assert {cause.code for cause in log.causes(0.0)} == {"clock", "revoked"}
     log.in_time("one")
-    log.answered("two")
+    log.record_answer("two")
     assert log.causes(0.0) == []
-    log.failed(Cause("clock", "one", seconds=3602.0), 0.0)
+    log.record_failure(Cause("clock", "one", seconds=3602.0), 0.0)
     log.admitted_here("one")
     assert log.causes(0.0) == [], "it refused the times of the chain, and takes them now"
 
 
 def test_an_old_entry_says_nothing_about_now() -> None:
     log = FailureLog()
-    log.failed(Cause("revoked", "one"), 0.0)
+    log.record_failure(Cause("revoked", "one"), 0.0)
     log.refuse(Cause("used_up", "two"), 0.0)
-    assert len(log.causes(FRESH_SECONDS)) == len(log.refused(FRESH_SECONDS)) == 1
-    assert log.causes(FRESH_SECONDS + 1) == log.refused(FRESH_SECONDS + 1) == []
+    assert len(log.causes(FRESH_SECONDS)) == len(log.refused_lately(FRESH_SECONDS)) == 1
+    assert log.causes(FRESH_SECONDS + 1) == log.refused_lately(FRESH_SECONDS + 1) == []
     log.link_down = True
     assert [cause.code for cause in log.causes(9e9)] == ["link_down"]
 
@@ -126,10 +126,10 @@ def test_an_old_entry_says_nothing_about_now() -> None:
 def test_strangers_cannot_fill_the_memory() -> None:
     log = FailureLog()
     for number in range(1000):
-        log.failed(Cause("no_answer", f"p{number}"), 1.0)
+        log.record_failure(Cause("no_answer", f"p{number}"), 1.0)
         log.refuse(Cause("used_up", f"p{number}"), 1.0)
     assert len(log.causes(1.0)) == MAX_FAILED
-    assert len(log.refused(1.0)) == MAX_REFUSED
+    assert len(log.refused_lately(1.0)) == MAX_REFUSED
     assert log.refusals == {"used_up": 1000}
-    log.admitted("p999")
-    assert len(log.refused(1.0)) == MAX_REFUSED - 1
+    log.record_admission("p999")
+    assert len(log.refused_lately(1.0)) == MAX_REFUSED - 1

@@ -86,7 +86,7 @@ CASES: dict[str, tuple[Backoff, Events, float]] = {
 
 def _apply(retry: Retry, event: str, now: float) -> None:
     if event == "own fault":
-        retry.failed(now, counts=False)
+        retry.record_failure(now, counts=False)
     else:
         getattr(retry, event)(now)
 
@@ -118,19 +118,19 @@ def test_who_was_cut_off_is_tried_soon_after_the_line_is_back(
 ) -> None:
     """Every try fails after `timeout` seconds. The line may come back at any moment of a pause."""
     retry, now = Retry(PEER), 0.0
-    retry.failed(now)
+    retry.record_failure(now)
     while now < cut:
         silence, now = now, retry.due_at
         assert now - silence <= min(patience, silence / 8 + PEER.first) + 1e-6
         retry.begin(now)
         now += timeout
-        retry.failed(now)
+        retry.record_failure(now)
 
 
 def test_while_nothing_else_answers_everything_is_due_soon() -> None:
     retry = Retry(PEER, failures=20)
     retry.begin(1000.0)
-    retry.failed(1005.0)
+    retry.record_failure(1005.0)
     assert not retry.due(1006.0)
     assert not retry.due(1005.9, is_alone=True)
     assert retry.due(1000.0 + SOON_SECONDS, is_alone=True)
@@ -141,9 +141,9 @@ def test_what_is_asked_and_what_is_tried() -> None:
     assert not retry.silent
     retry.busy(10.0)
     assert retry.ask_at == 10.0 + PEER.first
-    retry.failed(10.0)
+    retry.record_failure(10.0)
     assert retry.silent
-    retry.greeted(11.0)
+    retry.record_greeting(11.0)
     assert (retry.silent, retry.ask_at) == (False, 11.0)
 
 
@@ -184,7 +184,7 @@ def test_a_peer_that_answers_again_is_asked_within_the_longest_pause(
         if retry.silent and retry.due(now):
             retry.begin(now)
             now += timeout
-            retry.answered(now)
+            retry.record_answer(now)
 
 
 def _lost(lost_at: float, due_at: float = 0.0) -> Retry:
@@ -221,7 +221,7 @@ def test_a_return_brings_back_those_that_were_lost_together() -> None:
 def test_who_waits_for_others_to_be_tried_waits_no_less_for_that() -> None:
     """A node tries one peer at a time. So of many dead ones each is tried late."""
     retry = Retry(PEER)
-    retry.failed(0.0)
+    retry.record_failure(0.0)
     retry.begin(95.0)
-    retry.failed(100.0)
+    retry.record_failure(100.0)
     assert (retry.failures, retry.due_at) == (2, 112.5)

@@ -53,7 +53,7 @@ def test_it_is_known_whether_enough_may_be_asked() -> None:
     assert not directory.fewer(5, 0.0)
     assert directory.fewer(4, 0.0, partners=True)
     assert not directory.fewer(3, 0.0, partners=True)
-    directory.meet("peer 000", 0.0).failed(0.0)
+    directory.meet("peer 000", 0.0).record_failure(0.0)
     directory.meet("peer 004", 0.0).standing.left_until = 9.0
     assert directory.fewer(4, 0.0)
     assert directory.fewer(3, 0.0, partners=True)
@@ -70,12 +70,12 @@ def test_no_peer_is_drawn_twice_at_once_and_none_that_is_left_out() -> None:
 def test_a_peer_that_fails_is_asked_for_nothing_until_it_answers_a_retry() -> None:
     directory = _directory(partners=3)
     failing = directory.meet("peer 000", 0.0)
-    failing.failed(0.0)
+    failing.record_failure(0.0)
     assert "peer 000" not in _drawn(directory, 500)
     assert len(directory.draw(random.Random(1), 3, 1e9)) == 2
     assert _lost(directory, 0.9) is None
     assert _lost(directory, 1.0) is failing
-    failing.answered(2.0)
+    failing.record_answer(2.0)
     assert _lost(directory, 1e9) is None
     assert len(directory.draw(random.Random(1), 3, 2.0)) == 3
 
@@ -84,7 +84,7 @@ def test_only_silent_peers_that_are_not_left_alone_are_retried_early() -> None:
     directory = _directory(partners=3)
     silent, left = directory.meet("peer 000", 0.0), directory.meet("peer 001", 0.0)
     for peer in (silent, left):
-        peer.failed(0.0)
+        peer.record_failure(0.0)
     left.standing.left_until = 50.0
     assert directory.silent(49.0) == {"peer 000": silent.retry}
     assert directory.silent(50.0) == {"peer 000": silent.retry, "peer 001": left.retry}
@@ -97,7 +97,7 @@ def _fail_retries(peer: Peer, times: int) -> float:
     for _ in range(times):
         now = max(0.0, peer.retry.due_at)
         peer.retry.begin(now)
-        peer.failed(now)
+        peer.record_failure(now)
     return peer.retry.due_at
 
 
@@ -105,13 +105,13 @@ def test_requests_that_fail_together_count_as_one_failure() -> None:
     directory = _directory(partners=1)
     peer = directory.meet("peer 000", 0.0)
     for _ in range(8):
-        peer.missed(0.0)
+        peer.record_miss(0.0)
     assert peer.retry.failures == 1
     assert _lost(directory, 1.0) is peer
     peer.retry.begin(1.0)
     assert _lost(directory, 20.0) is None, "a retry is under way"
-    peer.failed(6.0)
-    peer.missed(6.0)
+    peer.record_failure(6.0)
+    peer.record_miss(6.0)
     assert (peer.retry.failures, peer.retry.due_at) == (2, 7.125)
 
 
@@ -119,7 +119,7 @@ def test_a_peer_that_answers_no_retry_leaves_once_others_are_heard() -> None:
     directory = _directory(partners=2)
     lost = directory.meet("peer 000", 0.0)
     _fail_retries(lost, LOST_TRIES)
-    directory.meet("peer 001", 0.0).answered(5.0)
+    directory.meet("peer 001", 0.0).record_answer(5.0)
     directory.dismiss(lost, asked_before=4.0)
     assert len(directory) == 2
     _fail_retries(lost, 1)
@@ -168,11 +168,11 @@ def test_nothing_is_drawn_from_a_peer_that_stopped_answering() -> None:
     directory = _directory(partners=1)
     peer = directory.meet("peer 000", 0.0)
     peer.offers.append(Offer(b"id", "peer 000", 1, 1, 100))
-    peer.failed(0.0)
-    assert directory.offered(lambda _: 9, 1e9) == 0
+    peer.record_failure(0.0)
+    assert directory.count_offered(lambda _: 9, 1e9) == 0
     assert directory.draw_offer(random.Random(1), lambda _: 9, str, 1e9) is None
-    peer.answered(1.0)
-    assert directory.offered(lambda _: 9, 1.0) == 1
+    peer.record_answer(1.0)
+    assert directory.count_offered(lambda _: 9, 1.0) == 1
 
 
 def test_a_silent_peer_that_asks_is_retried_soon_and_no_more_often() -> None:
@@ -181,14 +181,14 @@ def test_a_silent_peer_that_asks_is_retried_soon_and_no_more_often() -> None:
     due = _fail_retries(silent, 30)
     began = silent.retry.tried_at
     assert _lost(directory, began + 7.0) is None
-    silent.heard(began + 5.0)
+    silent.record_request(began + 5.0)
     assert _lost(directory, began + 5.0) is None
     assert _lost(directory, began + 6.0) is silent
     silent.retry.begin(began + 6.0)
-    silent.failed(began + 11.0)
+    silent.record_failure(began + 11.0)
     assert silent.retry.due_at == due, "an early retry lengthens no pause"
     answering = directory.meet("peer 001", 0.0)
-    answering.heard(30.0)
+    answering.record_request(30.0)
     assert answering.retry_at <= 30.0
 
 
@@ -197,12 +197,12 @@ def test_retries_do_not_wait_while_nobody_answers_nor_after_a_repair() -> None:
     one, other = directory.meet("peer 000", 0.0), directory.meet("peer 001", 0.0)
     _fail_retries(one, 30)
     began = one.retry.tried_at
-    other.missed(began)
+    other.record_miss(began)
     assert _lost(directory, began + 5.0) is other  # after a second
     other.retry.begin(began + 5.0)
     assert _lost(directory, began + 5.0) is None
     assert _lost(directory, began + 6.0) is one, "nobody answers"
-    other.answered(began + 6.0)
+    other.record_answer(began + 6.0)
     assert _lost(directory, began + 6.0) is None, "one peer alone is silent"
     directory.hurry(began + 6.0)
     assert _lost(directory, began + 6.0) is one
@@ -212,17 +212,17 @@ def test_an_author_that_has_no_slot_left_offers_nothing_and_hides_nothing() -> N
     directory, slots = _directory(partners=2), {"peer 000": -1, "peer 001": 0}
     for name in slots:
         directory.meet(name, 0.0).offers.append(Offer(name.encode(), name, 1, 1, 100))
-    assert directory.offered(slots.__getitem__, 0.0) == 0
+    assert directory.count_offered(slots.__getitem__, 0.0) == 0
     assert directory.draw_offer(random.Random(1), slots.__getitem__, str, 0.0) is None
     slots["peer 001"] = 1
-    assert directory.offered(slots.__getitem__, 0.0) == 1
+    assert directory.count_offered(slots.__getitem__, 0.0) == 1
     offer = directory.draw_offer(random.Random(1), slots.__getitem__, str, 0.0)
     assert offer.author == "peer 001"
 
 
 def test_only_who_was_seen_lately_is_shown() -> None:
     directory = _directory(partners=2)
-    directory.meet("peer 001", 0.0).answered(50.0)
+    directory.meet("peer 001", 0.0).record_answer(50.0)
     assert [peer.peer_id for peer in directory.live(60.0, 20.0)] == ["peer 001"]
 
 
@@ -230,14 +230,14 @@ def test_a_node_is_not_its_own_peer_and_nothing_is_kept_of_strangers() -> None:
     directory = _directory(partners=0)
     with pytest.raises(ValueError, match="own peer"):
         directory.meet("me", 0.0)
-    assert directory.refused("stranger", "schema", 0.0) == 0.0
+    assert directory.count_refusal("stranger", "schema", 0.0) == 0.0
     assert len(directory) == 0
 
 
 def test_one_lost_message_costs_no_greeting_two_in_a_row_do() -> None:
     peer = _directory(partners=1).meet("peer 000", 0.0)
     peer.is_greeted = True
-    peer.missed(0.0)
+    peer.record_miss(0.0)
     assert peer.is_greeted
     _fail_retries(peer, 1)
     assert not peer.is_greeted

@@ -44,7 +44,7 @@ async def heard(lan: Lan, presence: bytes) -> str:
     """The peer that announced `presence`, as soon as `lan` has heard it."""
     async with asyncio.timeout(20):
         while True:
-            for peer, found in lan.heard(LONG).items():
+            for peer, found in lan.heard_presences(LONG).items():
                 if found == presence:
                     return peer
             await asyncio.sleep(0.01)
@@ -56,15 +56,15 @@ async def test_members_hear_each_other_and_not_themselves(size: int) -> None:
         presence = os.urandom(size)
         await first.announce(presence, HOSTS)
         assert await heard(second, presence) == one.peer_id
-        assert one.peer_id not in first.heard(LONG)
-        assert second.heard(-1.0) == {}
+        assert one.peer_id not in first.heard_presences(LONG)
+        assert second.heard_presences(-1.0) == {}
 
 
 async def test_another_secret_or_swarm_is_not_understood() -> None:
     async with network(SECRET, b"t" * 32, SECRET) as [(_, one), (_, other), (_, third)]:
         await one.announce(b"sent last", HOSTS)
         await heard(third, b"sent last")
-        assert other.heard(LONG) == {}
+        assert other.heard_presences(LONG) == {}
     cipher = Lan(Identity.generate(), b"x" * 32, SECRET, SYSTEM_CLOCK)
     assert cipher._ciphers[0].encrypt(bytes(12), b"", None) != one._ciphers[0].encrypt(
         bytes(12), b"", None
@@ -82,7 +82,7 @@ async def test_a_member_that_missed_a_new_secret_is_still_heard(told: int) -> No
         late.use(b"new" * 11)
         await early.announce(b"again", HOSTS)
         await heard(late, b"again")
-        assert b"new secret" not in late.heard(LONG).values()
+        assert b"new secret" not in late.heard_presences(LONG).values()
 
 
 async def test_what_is_not_vouched_for_or_no_members_is_not_kept() -> None:
@@ -93,7 +93,7 @@ async def test_what_is_not_vouched_for_or_no_members_is_not_kept() -> None:
         await one.announce(b"forged", HOSTS)
         await one.announce(b"true", HOSTS)
         assert await heard(judge, b"true") == good.peer_id
-        assert not {b"expelled", b"forged"} & set(judge.heard(LONG).values())
+        assert not {b"expelled", b"forged"} & set(judge.heard_presences(LONG).values())
 
 
 async def test_junk_is_dropped_and_a_flood_costs_a_bounded_number_of_decryptions() -> None:
@@ -107,7 +107,7 @@ async def test_junk_is_dropped_and_a_flood_costs_a_bounded_number_of_decryptions
         for _ in range(5000):
             two.datagram_received(os.urandom(DATAGRAM_BYTES), None)
         assert 0 < len(tried) < 1000
-        assert len(two.heard(LONG)) <= 1
+        assert len(two.heard_presences(LONG)) <= 1
 
 
 class _Counting:
@@ -171,7 +171,7 @@ def test_networks_are_those_of_private_addresses_that_are_not_loopback() -> None
 async def test_without_a_network_nothing_is_opened() -> None:
     lan = Lan(Identity.generate(), SWARM, SECRET, SYSTEM_CLOCK)
     await lan.announce(b"unsent", ())
-    assert lan.heard(LONG) == {}
+    assert lan.heard_presences(LONG) == {}
     assert lan._socket is None
     assert lan._receiver is None
 
@@ -189,4 +189,4 @@ async def test_what_is_sent_again_replaces_nothing_newer() -> None:
     lan.screen(lambda presence, peer: issued[presence])
     for presence, kept in ((b"new", b"new"), (b"old", b"new"), (b"newer", b"newer")):
         lan.datagram_received(sent(lan, key.public_key, presence), None)
-        assert lan.heard(LONG) == {key.peer_id: kept}
+        assert lan.heard_presences(LONG) == {key.peer_id: kept}

@@ -94,8 +94,8 @@ class Stranger(MemoryTransport):
 
     to = ""
 
-    async def seen(self, peer: str) -> str | None:
-        return None if peer == self.to else await super().seen(peer)
+    async def observed_address(self, peer: str) -> str | None:
+        return None if peer == self.to else await super().observed_address(peer)
 
 
 def at_site(
@@ -115,7 +115,7 @@ async def test_a_node_learns_that_it_is_reached_and_what_shields_it(site: Site) 
     verdict = first.reach.verdict()
     assert (verdict.kind, verdict.nat, first.reach.dialable()) == ("direct", "open", True)
     assert len(verdict.probes) == 3, "of more members three are asked"
-    assert first.reach.found() == [public(1)]
+    assert first.reach.reachable_addresses() == [public(1)]
     assert all(abs(probe.ahead) < 0.1 for probe in verdict.probes)
     others = {node.peer_id for node in site.nodes[1:]}
     assert {probe.peer_id for probe in verdict.probes} <= others
@@ -141,7 +141,7 @@ async def test_a_node_behind_a_router_learns_which_kind_it_is(site: Site) -> Non
         verdict = first.reach.verdict()
         assert (verdict.kind, verdict.nat) == ("relayed", nat)
         assert "; unreachable, because" in verdict.text
-        assert first.reach.found() == []
+        assert first.reach.reachable_addresses() == []
 
 
 @pytest.mark.slow(reason="four nodes for almost an hour")
@@ -445,7 +445,7 @@ async def test_a_router_that_lets_in_whom_a_node_sent_to_is_seen_by_strangers(si
     members = {node.peer_id for node in site.nodes[1:3]}
     assert {probe.peer_id for probe in first.reach.probes} == members
     assert first.reach.dialable() is False
-    assert first.reach.found() == []
+    assert first.reach.reachable_addresses() == []
     verdict = first.reach.verdict()
     assert verdict.nat == "address"
     assert "11.0.9.1:9" in verdict.text
@@ -475,7 +475,7 @@ async def test_members_that_lie_do_not_make_a_node_dialable(site: Site) -> None:
     liar.transport._handlers[PROBE] = lie  # type: ignore[attr-defined]
     await asyncio.sleep(MET)
     assert first.reach.dialable() is False
-    assert first.reach.found() == []
+    assert first.reach.reachable_addresses() == []
     (said,) = [p for p in first.reach.probes if p.peer_id == liar.peer_id]
     assert said.outcomes == {9: "open"}, "of ports that were not asked nothing is kept"
     assert said.ahead < -1e9
@@ -523,13 +523,13 @@ async def test_a_peer_that_is_forgotten_meanwhile_is_not_asked(site: Site) -> No
     first = site.start(0)
     site.start(1)
     await asyncio.sleep(MET)
-    seen = first.transport.seen
+    seen = first.transport.observed_address
 
     async def forgetting(peer: str) -> str | None:
         first.directory.forget(peer)
         return await seen(peer)
 
-    first.transport.seen = forgetting  # type: ignore[method-assign]
+    first.transport.observed_address = forgetting  # type: ignore[method-assign]
     asked = site.asked
     first.prober._last_round_at -= PROBE_ROUND.first
     await first.prober.refresh()

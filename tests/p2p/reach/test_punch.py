@@ -231,13 +231,13 @@ async def _send(writer: asyncio.StreamWriter, payload: bytes) -> None:
 
 
 async def test_a_router_that_resets_a_syn_gets_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    sent, met = [], punch._met
+    sent, met = [], punch._open_punch_socket
 
     async def counted(listens: int, ip: str, port: int) -> socket.socket:
         sent.append(port)
         return await met(listens, ip, port)
 
-    monkeypatch.setattr(punch, "_met", counted)
+    monkeypatch.setattr(punch, "_open_punch_socket", counted)
     with socket.socket() as own, socket.socket() as closed:
         for each in (own, closed):
             each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

@@ -15,7 +15,7 @@ from swarm_node.p2p.reach.reachability import (
     Relay,
     assess,
     dialable,
-    found,
+    majority_addresses,
     nat_kind,
 )
 
@@ -88,22 +88,28 @@ def test_a_majority_of_at_least_two_from_elsewhere_makes_a_node_dialable(
 
 def test_only_an_address_that_two_members_found_open_is_announced() -> None:
     forwarded = [alice("timeout", "open", port=7), bob("timeout", "open", port=8)]
-    assert found(forwarded) == [f"/ip4/{HOME}/tcp/{PORT}"]
-    assert found([alice("open", port=7), bob("open", port=7)]) == [f"/ip4/{HOME}/tcp/7"]
+    assert majority_addresses(forwarded) == [f"/ip4/{HOME}/tcp/{PORT}"]
+    assert majority_addresses([alice("open", port=7), bob("open", port=7)]) == [
+        f"/ip4/{HOME}/tcp/7"
+    ]
     invented = alice("open", seen="11.9.9.9")
-    assert found([invented, bob("timeout"), carol("timeout")]) == []
-    assert found([invented]) == found([invented, bob("open")]) == []
+    assert majority_addresses([invented, bob("timeout"), carol("timeout")]) == []
+    assert majority_addresses([invented]) == majority_addresses([invented, bob("open")]) == []
     v6 = [
         probed("alice", "2a01:1::1", "open", seen="2a01:9::1"),
         probed("bob", "2a01:2::1", "open", seen="2a01:9::1"),
     ]
-    assert found(v6) == [f"/ip6/2a01:9::1/tcp/{PORT}"]
-    assert found([MACHINE, NEIGHBOUR]) == []
+    assert majority_addresses(v6) == [f"/ip6/2a01:9::1/tcp/{PORT}"]
+    assert majority_addresses([MACHINE, NEIGHBOUR]) == []
     forwarded = [alice("open", "refused", port=7), bob("open", "refused", port=7)]
-    assert found(forwarded) == [f"/ip4/{HOME}/tcp/7"]
+    assert majority_addresses(forwarded) == [f"/ip4/{HOME}/tcp/7"]
     two = [alice("open", seen="11.9.9.9"), bob("open", seen="11.9.9.9")]
-    assert found([*two, carol("open"), probed("dora", "11.0.0.4", "open")]) == []  # half
-    assert found([asked(alice("open"), "timeout"), asked(bob("open"), "timeout")]) == []
+    assert (
+        majority_addresses([*two, carol("open"), probed("dora", "11.0.0.4", "open")]) == []
+    )  # half
+    assert (
+        majority_addresses([asked(alice("open"), "timeout"), asked(bob("open"), "timeout")]) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -213,19 +219,23 @@ def test_relays_count_where_a_node_is_not_known_to_be_dialable() -> None:
 
 def test_what_a_node_knows_changes_with_the_probes_and_the_relays() -> None:
     reach = Reach()
-    assert (reach.dialable(), reach.found(), reach.verdict().kind) == (None, [], "unknown")
+    assert (reach.dialable(), reach.reachable_addresses(), reach.verdict().kind) == (
+        None,
+        [],
+        "unknown",
+    )
     reach.relays = lambda: [Relay("hub")]
     assert reach.verdict().kind == "relayed"
     assert "hub" in reach.verdict().text
     reach.probes, reach.ports = (alice("open"), bob("open")), (PORT,)
     assert reach.dialable() is True
-    assert reach.found() == [f"/ip4/{HOME}/tcp/{PORT}"]
+    assert reach.reachable_addresses() == [f"/ip4/{HOME}/tcp/{PORT}"]
     assert reach.verdict().kind == "direct"
 
 
 def test_a_node_is_seen_by_members_of_the_internet() -> None:
     reach = Reach()
     reach.probes = (LAN, LAN_TOO, alice("timeout", port=9))
-    assert reach.seen() == (HOME, 9)
+    assert reach.observed_endpoint() == (HOME, 9)
     reach.probes = (LAN,)
-    assert reach.seen() is None
+    assert reach.observed_endpoint() is None

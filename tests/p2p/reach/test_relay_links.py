@@ -23,12 +23,15 @@ async def test_a_lost_relay_is_replaced_within_ten_seconds_and_the_other_serves_
 ) -> None:
     await world.joined()
     one, two = world.one, world.two
-    before = two.reaching.relays.kept()
+    before = two.reaching.relays.relay_addresses()
     lost = next(relay for relay in world.relays if relay.peer_id in before)
     await lost.reaching.stop()
     assert await one.asks(two) == one.peer_id
     began = world.loop.time()
-    while len(two.reaching.relays.kept()) < 2 or lost.peer_id in two.reaching.relays.kept():
+    while (
+        len(two.reaching.relays.relay_addresses()) < 2
+        or lost.peer_id in two.reaching.relays.relay_addresses()
+    ):
         await two.keep()
     assert world.loop.time() - began <= 10
     # Those who greet it again hear of the new one.
@@ -45,7 +48,7 @@ async def test_a_lost_relay_is_replaced_within_ten_seconds_and_the_other_serves_
 async def test_relays_are_of_different_issuers_where_there_are_some(world: World) -> None:
     await world.joined()
     for each in (world.one, world.two):
-        issuers = {each.members.issuer(relay) for relay in each.reaching.relays.kept()}
+        issuers = {each.members.issuer(relay) for relay in each.reaching.relays.relay_addresses()}
         assert len(issuers) == 2
 
 
@@ -53,10 +56,10 @@ async def test_relays_are_of_different_issuers_where_there_are_some(world: World
 async def test_who_can_be_dialled_or_does_not_know_keeps_no_relay(world: World) -> None:
     for known in (True, None):
         await world.joined()
-        assert world.two.reaching.relays.kept()
+        assert world.two.reaching.relays.relay_addresses()
         world.two.dialable = known
         await world.two.keep()
-        assert not world.two.reaching.relays.kept()
+        assert not world.two.reaching.relays.relay_addresses()
         assert world.two.reaching.addresses() == world.two.inner.addresses()
         world.two.dialable = False
 
@@ -79,7 +82,7 @@ async def test_who_can_be_dialled_over_ipv6_alone_keeps_relays_for_those_without
     two.inner.stated = [f"/{host}/tcp/1/p2p/{two.peer_id}" for host in hosts]
     two.dialable = True
     await two.keep()
-    assert bool(two.reaching.relays.kept()) is keeps
+    assert bool(two.reaching.relays.relay_addresses()) is keeps
     assert two.reaching.serves
 
 
@@ -91,7 +94,7 @@ async def test_relays_of_one_issuer_do_not_take_both_places_because_they_answer(
     for relay in world.relays[::2]:  # of one issuer, and partners
         two.directory.meet(relay.peer_id, 0.0)
     await two.keep()
-    issuers = {two.members.issuer(relay) for relay in two.reaching.relays.kept()}
+    issuers = {two.members.issuer(relay) for relay in two.reaching.relays.relay_addresses()}
     assert len(issuers) == 2
 
 
@@ -118,7 +121,7 @@ async def test_a_relay_is_announced_at_its_own_address_only(world: World) -> Non
     relay, two, victim = world.relays[0], world.two, world.one
     told_address(world, relay, f"/ip4/11.7.7.7/tcp/80/p2p/{victim.peer_id}")
     await two.keep()
-    assert relay.peer_id not in two.reaching.relays.kept()
+    assert relay.peer_id not in two.reaching.relays.relay_addresses()
     assert not [text for text in two.reaching.addresses() if "11.7.7.7" in text]
 
 
@@ -168,7 +171,7 @@ async def test_a_relay_that_failed_was_cut_or_cannot_be_named_is_left_alone(worl
     await asyncio.sleep(SOON_SECONDS)  # less long, because there is no other
     await world.two.keep()
     assert list(map(len, asked)) == [2, 0, 0]
-    assert not world.two.reaching.relays.kept()
+    assert not world.two.reaching.relays.relay_addresses()
 
 
 @in_world(10)
@@ -177,7 +180,7 @@ async def test_relays_that_stopped_answering_are_tried_after_the_others(world: W
     for number, relay in enumerate(world.relays[::2]):  # of one issuer
         peer = directory.meet(relay.peer_id, 0.0)
         if number:
-            peer.failed(0.0)
+            peer.record_failure(0.0)
     for _ in range(8):
         first = next(r for r, _ in world.two.reaching.relays._candidates() if directory.get(r))
         assert first == world.relays[0].peer_id
@@ -200,7 +203,7 @@ async def test_a_relay_that_forgot_a_node_is_greeted_and_others_are_not(world: W
     asked = counting(relay)
     relay.members._forget(two.peer_id)
     await two.keep()
-    assert not relays.kept()  # this node cannot greet yet
+    assert not relays.relay_addresses()  # this node cannot greet yet
     relays.introduce = greet
     await asyncio.sleep(30.0)
     await two.keep()
@@ -208,11 +211,11 @@ async def test_a_relay_that_forgot_a_node_is_greeted_and_others_are_not(world: W
     answers = True
     await asyncio.sleep(30.0)
     await two.keep()
-    assert list(relays.kept()) == [relay.peer_id]
+    assert list(relays.relay_addresses()) == [relay.peer_id]
     assert len(greeted) == 2
     relay.dialable = False  # a refusal for another reason
     await two.keep(2)
-    assert not relays.kept()
+    assert not relays.relay_addresses()
     assert len(greeted) == 2
 
 
@@ -221,7 +224,7 @@ class Unlinked(MemoryTransport):
 
     linked = False
 
-    async def connected(self, peer: str) -> bool:
+    async def is_connected(self, peer: str) -> bool:
         return self.linked
 
     async def dial(
@@ -238,22 +241,22 @@ async def test_a_relay_is_joined_once_it_is_dialled_and_a_member(world: World) -
     two.inner.__class__ = Unlinked
     relays, address = two.reaching.relays, f"/memory/p2p/{relay.peer_id}"
     told_address(world, relay, f"/ip4/11.0.0.9/tcp/1/p2p/{relay.peer_id}")  # nobody is there
-    assert not await relays.joined(relay.peer_id, "", 1.0)
-    assert not await relays.joined(relay.peer_id, "/memory/p2p/nobody", 1.0)
-    assert await relays.joined(relay.peer_id, address, 1.0)
+    assert not await relays.join(relay.peer_id, "", 1.0)
+    assert not await relays.join(relay.peer_id, "/memory/p2p/nobody", 1.0)
+    assert await relays.join(relay.peer_id, address, 1.0)
 
     await asyncio.sleep(1.0)
     told_address(world, relay, address)
     two.inner.linked = False  # type: ignore[attr-defined]
     named = f"/ip6/2a00:11::1/tcp/1/p2p/{relay.peer_id}"  # by who has another version of IP
-    assert await relays.joined(relay.peer_id, named, 1.0)
+    assert await relays.join(relay.peer_id, named, 1.0)
 
     async def greet(peer: str) -> bool:
         greeted.append(peer)
         return len(greeted) > 1
 
     two.members._forget(relay.peer_id)
-    assert not await relays.joined(relay.peer_id, address, 1.0)
+    assert not await relays.join(relay.peer_id, address, 1.0)
     relays.introduce = greet
-    assert not await relays.joined(relay.peer_id, address, 1.0)
-    assert await relays.joined(relay.peer_id, address, 1.0)
+    assert not await relays.join(relay.peer_id, address, 1.0)
+    assert await relays.join(relay.peer_id, address, 1.0)

@@ -11,11 +11,11 @@ def test_the_round_trip_is_the_smallest_recent_one() -> None:
     traffic = PeerTraffic()
     assert traffic.round_trip(0.0) is None
     for second, trip in ((1.0, 0.3), (2.0, 0.1), (3.0, 0.2)):
-        traffic.answered(10, 100, trip, second)
+        traffic.record_answer(10, 100, trip, second)
     assert (traffic.bytes_out, traffic.bytes_in) == (30, 300)
     assert traffic.round_trip(4.0) == 0.1
     later = 1.0 + RECENT_SECONDS
-    traffic.answered(0, 0, 0.5, later)
+    traffic.record_answer(0, 0, 0.5, later)
     assert traffic.round_trip(later + 1.0) == 0.1, "of the last minutes"
     assert traffic.round_trip(later + RECENT_SECONDS) == 0.5
     assert traffic.round_trip(later + 5 * RECENT_SECONDS) is None
@@ -23,8 +23,8 @@ def test_the_round_trip_is_the_smallest_recent_one() -> None:
 
 def test_another_route_has_other_round_trips() -> None:
     usage = Usage()
-    usage.answered("peer", "", 1, 2, 0.0, 0.01)
-    usage.answered("peer", "relay", 1, 2, 1.0, 1.2)
+    usage.record_answer("peer", "", 1, 2, 0.0, 0.01)
+    usage.record_answer("peer", "relay", 1, 2, 1.0, 1.2)
     traffic = usage.traffic("peer")
     assert traffic is not None
     assert usage.relay_ids["peer"] == "relay"
@@ -50,6 +50,6 @@ def test_what_members_ask_is_counted_and_strangers_displace_nobody() -> None:
     assert (traffic.bytes_in, traffic.bytes_out) == (3, 6)
     assert usage.traffic("stranger 1") is None
     for number in range(2 * REMEMBERED):
-        usage.answered(f"member {number}", "", 1, 1, 0.0, 0.1)
+        usage.record_answer(f"member {number}", "", 1, 1, 0.0, 0.1)
     kept = [usage.traffic(f"member {number}") is not None for number in range(2 * REMEMBERED)]
     assert sum(kept) == REMEMBERED

@@ -34,19 +34,19 @@ async def test_two_ends_behind_nat_ask_each_other_through_a_relay(world: World) 
     with pytest.raises(TransportError):
         await one.asks(two)
     await world.joined()
-    assert len(two.reaching.relays.kept()) == 2
+    assert len(two.reaching.relays.relay_addresses()) == 2
     assert await one.asks(two) == one.peer_id
     # The target knows the way back, and the relay sees neither as a caller of its own.
     assert await two.asks(one) == two.peer_id
     via = one.reaching.usage.relay_ids[two.peer_id]
-    assert via in two.reaching.relays.kept()
+    assert via in two.reaching.relays.relay_addresses()
     assert one.reaching.usage.relayed_requests == two.reaching.usage.relayed_requests == 1
     for end, other in ((one, two), (two, one)):  # of the payload alone, and both ends the same
         traffic = end.reaching.usage.traffic(other.peer_id)
         assert traffic is not None
         assert traffic.round_trip(world.loop.time()) is not None
         assert (traffic.bytes_in, traffic.bytes_out) == (len(one.peer_id), len(one.peer_id))
-    assert sum(relay.reaching.carried.requests for relay in world.relays) == 2
+    assert sum(relay.reaching.forwarding_figures.requests for relay in world.relays) == 2
     assert await one.asks(world.relays[0]) == one.peer_id
     assert one.reaching.usage.relay_ids[world.relays[0].peer_id] == ""
     assert one.reaching.usage.total_requests == 3  # with the one that nobody could answer
@@ -64,7 +64,7 @@ async def test_what_the_target_refuses_or_cannot_send_is_its_own_word(world: Wor
         await one.reaching.request(two.peer_id, SIZED, b"1001", max_reply=1000)
     reply = await one.reaching.request(two.peer_id, SIZED, b"1000000")
     assert reply == bytes(1_000_000)
-    assert sum(relay.reaching.carried.requests for relay in world.relays) == 4
+    assert sum(relay.reaching.forwarding_figures.requests for relay in world.relays) == 4
 
 
 @pytest.mark.parametrize(("mode", "served"), [("off", [False] * 3), ("serve", [True] * 3)])
@@ -89,7 +89,7 @@ async def test_by_itself_a_node_relays_once_it_is_proven_dialable(world: World) 
     for each in world.relays:
         each.dialable = None
     await world.joined()
-    assert not world.two.reaching.relays.kept()
+    assert not world.two.reaching.relays.relay_addresses()
 
 
 @in_world()
@@ -110,7 +110,7 @@ async def test_a_relay_that_withholds_is_asked_last_from_then_on(world: World) -
     for _ in range(3):
         async with asyncio.timeout(1):
             assert await one.asks(two) == one.peer_id
-    assert bad.reaching.carried.requests == 0
+    assert bad.reaching.forwarding_figures.requests == 0
 
 
 @in_world()
@@ -154,15 +154,17 @@ async def test_a_relay_that_passes_on_what_it_should_not_is_cut_off_and_replaced
 ) -> None:
     await world.joined()
     two = world.two
-    bad = next(relay for relay in world.relays if relay.peer_id in two.reaching.relays.kept())
+    bad = next(
+        relay for relay in world.relays if relay.peer_id in two.reaching.relays.relay_addresses()
+    )
     with pytest.raises(TransportError, match="bad request"):
         await bad.inner.request(two.peer_id, RELAYED, b"junk")
     assert two.rejected["schema"] == 1
     with pytest.raises(TransportError, match="the link"):
         await bad.asks(two)
     await two.keep()
-    assert bad.peer_id not in two.reaching.relays.kept()
-    assert len(two.reaching.relays.kept()) == 2
+    assert bad.peer_id not in two.reaching.relays.relay_addresses()
+    assert len(two.reaching.relays.relay_addresses()) == 2
 
 
 @in_world()
@@ -246,17 +248,19 @@ async def test_direct_addresses_are_kept_for_later_once_a_relay_is_reached(world
         return await dial(addresses, *rest, is_punch=is_punch)
 
     one.inner.dial = counted  # type: ignore[method-assign,assignment]
-    stated = circuit.completed(circuit.stated(two.reaching.addresses()), two.peer_id)
+    stated = circuit.complete_circuits(
+        circuit.state_addresses(two.reaching.addresses()), two.peer_id
+    )
     direct = [text for text in stated if circuit.parse(text) is None]
     assert direct
     other = f"/memory/p2p/{world.relays[0].peer_id}"
     assert await one.reaching.dial([*stated, other]) == 2
     assert dialled == [other]
     assert one.reaching._ways[two.peer_id].direct == tuple(direct)
-    assert await one.reaching.connected(two.peer_id)
+    assert await one.reaching.is_connected(two.peer_id)
     for relay in world.relays:
         await relay.reaching.stop()
-    assert not await one.reaching.connected(two.peer_id)
+    assert not await one.reaching.is_connected(two.peer_id)
     assert await one.reaching.dial(stated) == 0
     assert dialled[-len(direct) :] == direct
 
@@ -371,7 +375,7 @@ async def test_what_is_said_on_the_own_network_is_no_showing_and_hides_nothing_n
     for said in (head.head, b"junk"):
         hears(wire.pack(wire.Presence(said, *other)))
     assert end.members.issuer(peer) == issuer
-    assert lan.heard(1e9) == {}
+    assert lan.heard_presences(1e9) == {}
 
     # What was recorded is sent again; the table has what is new.
     recorded, new = (swarm.presence(honest, loop.time() + n) for n in (0, 60))
@@ -383,7 +387,7 @@ async def test_what_is_said_on_the_own_network_is_no_showing_and_hides_nothing_n
     network.publish(peer, recorded, 600)
     assert await end.reaching.heartbeats() == {peer: new}
     await asyncio.sleep(1000)
-    assert lan.heard(1e9)
+    assert lan.heard_presences(1e9)
     hears(swarm.presence(swarm.member(3), 0))
     assert await end.reaching.heartbeats() == {}
     await end.reaching.stop()

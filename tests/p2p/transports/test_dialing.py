@@ -110,7 +110,7 @@ def test_an_address_at_which_a_member_answered_costs_nothing() -> None:
     for _ in range(DIALS_PER_HOST):
         assert dialing.take(_address("8.8.8.8"), PUBLIC, 0.0)
     assert not dialing.take(_address("8.8.8.8"), PUBLIC, 0.0)
-    dialing.answered(_address("8.8.8.8"))
+    dialing.record_answer(_address("8.8.8.8"))
     assert dialing.take(_address("8.8.8.8"), PUBLIC, 0.0)
     assert not dialing.take(_address("8.8.8.8", 22), PUBLIC, 0.0)
 
@@ -120,7 +120,7 @@ def test_known_is_what_is_configured_and_where_a_member_answered() -> None:
     dialing = Dialing([text])
     assert dialing.is_known(_address("10.0.0.1", 1))
     assert not dialing.is_known(_address("8.8.8.8"))
-    dialing.answered(_address("8.8.8.8"))
+    dialing.record_answer(_address("8.8.8.8"))
     assert dialing.is_known(_address("8.8.8.8"))
     assert not dialing.is_known(_address("8.8.8.8", 22))
 

@@ -47,9 +47,9 @@ def test_limits_double_with_each_failure_and_halve_with_health(
     for event in events:
         if event in ".-":
             now += HEALTHY_SECONDS / 4
-            patience.answered(now, 0.1 if event == "." else 3.9)
+            patience.record_answer(now, 0.1 if event == "." else 3.9)
         else:
-            (patience.failed if event == "f" else patience.alarmed)(now)
+            (patience.record_failure if event == "f" else patience.record_false_alarm)(now)
     assert (patience.start, patience.silence) == (start, silence)
 
 

@@ -62,8 +62,8 @@ def test_a_group_comes_back_as_it_was(said: list[Completion]) -> None:
     assert header == GroupHeader(**PLACE)
     assert (got.task, got.policy, got.claimed) == (sent.task, sent.policy, sent.claimed)
     for back, one in zip(got.completions, sent.completions, strict=True):
-        assert (back.said, back.ends, back.finish, back.spans) == (
-            one.said,
+        assert (back.turn_texts, back.ends, back.finish, back.spans) == (
+            one.turn_texts,
             one.ends,
             one.finish,
             one.spans,

@@ -75,7 +75,7 @@ def test_without_a_lag_sampling_waits_for_the_update_under_way() -> None:
     limit.train(drawn.own_count)
     assert limit.free(0) == 0
     assert limit.sampling_batch(0) == 0
-    limit.trained()
+    limit.end_update()
     assert limit.free(1) == 4
     assert limit.sampling_batch(1) == 4
     for max_staleness, training, free in ((1, 4, 4), (8, 8, 16)):
@@ -154,11 +154,11 @@ def test_own_groups_wait_for_about_two_updates_as_these_really_take_them() -> No
     assert limit.free(0) == 16  # nothing of peers is here at the start
     for _ in range(24):
         limit.train(2)
-        limit.trained()
+        limit.end_update()
     assert limit.free(0) == 4
     for _ in range(24):
         limit.train(8)
-        limit.trained()
+        limit.end_update()
     assert limit.free(0) == 16
 
 

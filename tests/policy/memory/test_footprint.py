@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from swarm_node.policy.memory.footprint import TrainingMethod, _layer_bytes, adapter_count
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.decoder.attention import Spans, _of_one_type, _repeated
+from swarm_node.policy.models.decoder.attention import Spans, _of_one_type, _repeat_heads
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.decoder.lora import Adapter
 from swarm_node.policy.models.shapes import known_shape
@@ -43,7 +43,7 @@ def kept_bytes(
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             query, key, value = _of_one_type(query, key, value)
             times = query.shape[2] // key.shape[2] if training.repeats_heads else 1
-            copies = (_repeated(spans._copied(part), times) for part in (key, value))
+            copies = (_repeat_heads(spans._copy_spans(part), times) for part in (key, value))
             kernel = spans._at_once if varlen else spans._one_by_one
             return kernel(query.flatten(0, 1), *copies).reshape(batch, length, -1)
 

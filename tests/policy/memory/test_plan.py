@@ -134,7 +134,7 @@ def test_a_card_of_12_gb_trains_a_middling_model_with_lora_and_one_of_80_all_of_
     assert large.training == TrainingMethod(0, False, 8 * (256 + 8 * 24), "bfloat16")
     assert small.total <= 12 * GIB * (1 - SPARE)
     assert (small.sharing, small.sleep_level) == ("split", 0)
-    assert {"rank", str(DEFAULT_RANK), "bfloat16,"} <= set(small.described().split())
+    assert {"rank", str(DEFAULT_RANK), "bfloat16,"} <= set(small.describe().split())
 
 
 def test_an_engine_that_sleeps_makes_room() -> None:
@@ -367,7 +367,7 @@ def test_four_bits_bring_larger_models_to_a_card(name: str, tokens: int, gib: in
     four = make_plan(shape(name), replace(wanted, base="nf4"), gib * GIB)
     assert four.training.nf4
     assert four.training.lora_rank == DEFAULT_RANK
-    assert "4-bit base" in four.described()
+    assert "4-bit base" in four.describe()
     # Left open, a whole base goes first, however few answers at once it leaves room for.
     assert make_plan(shape(name), replace(wanted, base="auto"), gib * GIB) == (whole or four)
 
@@ -483,7 +483,7 @@ def test_the_views_say_what_the_plan_says_in_80_columns(flags: dict[str, object]
         console.print(card_view("qwen2.5-1.5b", model, shown))
         text, decision = " ".join(console.export_text().split()), shown.decision
         assert ("Fits" if decision.fit else "not fit") in text
-        assert (decision.plan.described() if decision.fit else decision.advice) in text
+        assert (decision.plan.describe() if decision.fit else decision.advice) in text
 
 
 def test_the_view_of_many_cards_cuts_nothing_in_40_columns() -> None:

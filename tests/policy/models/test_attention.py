@@ -93,7 +93,7 @@ def test_the_offsets_for_the_varlen_kernel_cut_queries_and_keys_into_the_same_sp
     numbers = CASES[case]
     spans, real = Spans(numbers.numpy(), CPU), numbers >= 0
     inputs = heads((numbers.shape[0], numbers.shape[1]), 4, 2, 8)
-    query, key, value = inputs[0].flatten(0, 1), *map(spans._copied, inputs[1:])
+    query, key, value = inputs[0].flatten(0, 1), *map(spans._copy_spans, inputs[1:])
     pieces = [
         Masked(
             torch.ones(1, 1, end - begin, last - first, dtype=torch.bool).tril(
@@ -139,7 +139,9 @@ def test_the_varlen_kernel_is_called_as_torch_declares_it() -> None:
             part.to(torch.bfloat16).requires_grad_() for part in heads((batch, length), 4, 2, 64)
         ]
         query, key, value = leaves
-        attended = spans._at_once(query.flatten(0, 1), spans._copied(key), spans._copied(value))
+        attended = spans._at_once(
+            query.flatten(0, 1), spans._copy_spans(key), spans._copy_spans(value)
+        )
         assert attended.shape == (batch * length, 4, 64)
         attended.sum().backward()  # type: ignore[no-untyped-call]
         assert [leaf.grad.shape for leaf in leaves if leaf.grad is not None] == [

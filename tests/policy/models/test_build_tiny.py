@@ -199,7 +199,7 @@ def test_a_model_for_dialogues_has_roles_and_tokens_for_replies(tmp_path: Path) 
         {"role": "assistant", "content": "12"},
         {"role": "user", "content": "lower"},
     ]
-    text = codec._templated(said, True)
+    text = codec._apply_template(said, True)
     ids = codec._tokenizer.encode(text, add_special_tokens=False)
     assert tuple(ids) == (*prompt, *codec.encode_answer("12"), EOS, *codec.bridge("lower"))
 

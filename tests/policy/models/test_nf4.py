@@ -173,7 +173,7 @@ def test_adapters_get_the_gradient_of_the_dequantized_base(
         other = adapters[1].parameters[name].grad
         assert float(parameter.grad.abs().max()) > 0
         torch.testing.assert_close(parameter.grad, other, rtol=1e-3, atol=1e-5)
-    merged = [adapter.merged() for adapter in adapters]
+    merged = [adapter.merged_weights() for adapter in adapters]
     assert merged[0].keys() == merged[1].keys()
     for name, value in merged[0].items():
         torch.testing.assert_close(value, merged[1][name])
@@ -293,7 +293,7 @@ def test_a_checkpoint_names_the_files_and_goes_on_as_if_nothing_had_been(
     assert whole.core.version == 1, "adapters fit either base"
     adapter = Adapter(CausalLM.from_directory(random_qwen2), int(state.settings["lora_rank"]))
     adapter.load_state(state.weights)
-    exported = adapter.merged()  # what an export writes
+    exported = adapter.merged_weights()  # what an export writes
     for name, value in whole.core.weights().items():  # of the whole base
         torch.testing.assert_close(exported[name], value)
 

@@ -165,7 +165,7 @@ def test_a_name_that_the_model_itself_knows_is_spelt_by_its_letters() -> None:
     assert tokenizer.convert_ids_to_tokens(ids) == ["▁", "a", "<", "s", ">", "b"]
     assert tokenizer.convert_ids_to_tokens(encoder.text("a☃")) == ["▁", "a", "<unk>"]
     # Only the beginning of the whole text has a space before it.
-    ids = encoder.rendered(lambda texts: f"<s>{texts[0]}<s>", ["☃b<s>"])
+    ids = encoder.encode_rendered(lambda texts: f"<s>{texts[0]}<s>", ["☃b<s>"])
     assert tokenizer.convert_ids_to_tokens(ids) == ["<s>", "<unk>", "b", "<", "s", ">", "<s>"]
 
 

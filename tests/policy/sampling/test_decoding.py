@@ -128,7 +128,10 @@ def test_a_capacity_is_enough_and_its_rows_fit(needed: int, rows: int, context: 
     shape = CacheShape(rows, context)
     capacity = shape.capacity(needed)
     assert capacity >= needed
-    assert shape.most(capacity) == 1 or shape.most(capacity) * capacity <= rows * context
+    assert (
+        shape.max_sequences(capacity) == 1
+        or shape.max_sequences(capacity) * capacity <= rows * context
+    )
     assert shape.capacity(min(needed, context)) == context
     assert needed <= window_of(needed, capacity) <= capacity
 
@@ -142,7 +145,7 @@ def test_a_batch_fits_the_cache(rows: list[tuple[int, int]], most: int, shape: C
     count = batch_size(rows, most, shape)
     assert 1 <= count <= min(most, len(rows))
     prompts, answers = zip(*rows[:count], strict=True)
-    assert count <= shape.most(shape.capacity(max(prompts) + max(answers)))
+    assert count <= shape.max_sequences(shape.capacity(max(prompts) + max(answers)))
     assert batch_size(rows, most, None) == min(most, len(rows))
 
 

@@ -26,8 +26,8 @@ from swarm_node.policy.sampling.sampler import (
     Row,
     SampleRequest,
     SharingSampler,
-    extended,
-    finished,
+    extend_row,
+    finish_row,
 )
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.weights.base import make_base
@@ -64,12 +64,12 @@ class Engine(TorchSampler):
     ) -> list[Row]:
         (group,) = await self.sample([request])
         return [
-            extended(Row.empty(), c.token_ids, c.logprobs, [(0, 0, len(c.token_ids))], c.finish)
+            extend_row(Row.empty(), c.token_ids, c.logprobs, [(0, 0, len(c.token_ids))], c.finish)
             for c in group
         ]
 
     def completion(self, row: Row) -> Completion:
-        return finished(row, CODEC.decode)
+        return finish_row(row, CODEC.decode)
 
     async def load(self, weights: Path, version: int) -> None:
         self._check()
@@ -137,7 +137,7 @@ async def test_it_goes_on_with_the_newest_weights_and_says_why(
 
     await sampler.load(tmp_path / "1.safetensors", 1)
     before = await sampler.sample([request()])
-    assert (sampler.described, sampler.faults, sampler.version) == ("vllm", {}, 1)
+    assert (sampler.description, sampler.faults, sampler.version) == ("vllm", {}, 1)
     assert sampler.refusal(request()).endswith("engine")
     assert await sampler.rest()
     engine.failing = True
@@ -150,7 +150,7 @@ async def test_it_goes_on_with_the_newest_weights_and_says_why(
         assert tokens(after[0]) == tokens(before[0])
     assert engine.closed
     assert sampler.refusal(request()) == ""
-    assert sampler.described.startswith("torch (vLLM")
+    assert sampler.description.startswith("torch (vLLM")
     assert sampler.faults == {"engine_replaced": 1}
     assert not await sampler.rest()
     await sampler.load(tmp_path / "2.safetensors", 3)
@@ -249,7 +249,7 @@ async def test_rows_that_the_engine_began_go_on(
         *(Row(row.token_ids[:1], row.logprobs[:1], row.spans[:0], None) for row in others),
     ]
     begun[1:] = [
-        extended(Row.empty(), row.token_ids, row.logprobs, [(0, 0, 1)], "abort")
+        extend_row(Row.empty(), row.token_ids, row.logprobs, [(0, 0, 1)], "abort")
         for row in begun[1:]
     ]
     await sampler.load(tmp_path / "1.safetensors", 1)

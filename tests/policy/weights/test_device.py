@@ -24,7 +24,7 @@ from swarm_node.policy.weights.device import (
     GROWING,
     DeviceBuffers,
     fill,
-    imported,
+    import_buffer,
     is_on_device,
     layout,
     views,
@@ -80,7 +80,7 @@ def test_cuda_is_set_up_before_memory_is_mapped() -> None:
     handle = [0, "00" * 64, 8, 0, b"/torch_1_1".hex(), 0, "00" * 64, True]
     told = "not compiled with CUDA|no NVIDIA driver|No CUDA GPUs"
     with pytest.raises((AssertionError, RuntimeError), match=told):
-        imported(handle, torch.uint8)
+        import_buffer(handle, torch.uint8)
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ import typer
 
 from swarm_node.cli.home import chosen_home
 from swarm_node.cli.options import HomeOption
-from swarm_node.cli.verbs.membership.members import MEMBER_DAYS, quoted, write_secret
+from swarm_node.cli.verbs.membership.members import MEMBER_DAYS, quote_for_shell, write_secret
 from swarm_node.program.terminal import DAY, date_of, seconds_of
 
 _LONGEST = 730 * DAY
@@ -66,15 +66,13 @@ def create(
     typer.echo(f"{out} (mode 0600) has {tickets} tickets{also} for {name}")
     typer.echo(f"  valid       until {date_of(time.time() + seconds)}")
     if issuer_file.delegate is None:
-        typer.echo(
-            f"  revoke      swarm-node revoke {quoted(issuer_file.tickets[0].name)}, and so on"
-        )
+        ticket = quote_for_shell(issuer_file.tickets[0].name)
+        typer.echo(f"  revoke      swarm-node revoke {ticket}, and so on")
         typer.echo("Where the coordinator runs:")
         typer.echo(f"  swarm-coordinator serve --issuer-file {out.name} --swarm FILE")
         return
-    typer.echo(
-        f"  revoke      swarm-node revoke {quoted(issuer_file.delegate.name)} --stolen-delegate"
-    )
+    delegate = quote_for_shell(issuer_file.delegate.name)
+    typer.echo(f"  revoke      swarm-node revoke {delegate} --stolen-delegate")
     typer.echo("In the running data directory, which then needs no root.key:")
     typer.echo(f"  swarm-node delegate import {out.name}")
 

@@ -79,7 +79,7 @@ def invite(
         invitation = _admit(place, name, addresses, expires, uses, member_days, endpoints)
         typer.echo(invitation.ticket)
     else:
-        with _reserved(out) as write:
+        with _reserve_file(out) as write:
             invitation = _admit(place, name, addresses, expires, uses, member_days, endpoints)
             write(invitation.ticket.encode("ascii") + b"\n")
     _explain(invitation.admission, None if is_printed else out)
@@ -148,7 +148,7 @@ def _explain(admission: IssuedTicket, out: Path | None) -> None:
     for line in (
         f"{f'{out} (mode 0600)' if out else 'The ticket'} is for {admission.name}",
         f"  admits      {nodes}, until {date_of(admission.expires)}; a membership lasts {days}",
-        f"  revoke      swarm-node revoke {quoted(admission.name)}",
+        f"  revoke      swarm-node revoke {quote_for_shell(admission.name)}",
         "Send it as you would send a password. On the other machine:",
         f"  swarm-node join --ticket-file {out.name if out else 'FILE'}",
     ):
@@ -185,7 +185,7 @@ def write_secret(out: Path, content: bytes) -> None:
 
 
 @contextmanager
-def _reserved(out: Path) -> Iterator[Callable[[bytes], None]]:
+def _reserve_file(out: Path) -> Iterator[Callable[[bytes], None]]:
     """Make the new file `out`, and hand the block what fills it. A ticket is in the ledger before
     it is written, so a file that cannot be made must be known earlier. It is gone again if the
     block fails.
@@ -222,20 +222,20 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     place = chosen_home(home)
     swarm = place.swarm()
     from swarm_node.cli.views.members_view import members_view, ticket_rows
-    from swarm_node.node.members.admitting import admissions, holders, out_of_date, tried
+    from swarm_node.node.members.admitting import admissions, holders, late_subjects, out_of_date
     from swarm_node.node.members.blocks import block_ledger
-    from swarm_node.node.members.delegation import revoked
+    from swarm_node.node.members.delegation import read_revocations
     from swarm_node.node.metrics.snapshot import SCHEMA
 
-    blocks, revocations = block_ledger(place).entries(), revoked(place)
+    blocks, revocations = block_ledger(place).entries(), read_revocations(place)
     met_peers, keys = (
-        _met(home),
+        _met_peers(home),
         frozenset(key.hex() for key in revocations.body.keys) if revocations else frozenset(),
     )
     entries, holder_ids, now = admissions(place).entries(), holders(place), time.time()
     stale_tickets = out_of_date(entries, holder_ids, _present(home), now)
     tickets = ticket_rows(
-        entries, holder_ids, tried(place), met_peers or [], keys, blocks, now, stale_tickets
+        entries, holder_ids, late_subjects(place), met_peers or [], keys, blocks, now, stale_tickets
     )
     document = {
         "schema": SCHEMA,
@@ -285,7 +285,7 @@ def revoke(
     if anew and not stolen_delegate:
         raise ConfigError("--anew is for --stolen-delegate only: nobody else makes lists anew")
     place = sound_home(home)
-    met_peers = _met(home)
+    met_peers = _met_peers(home)
     keys = keys_of(whom(who, admissions(place).entries(), met_peers or []), place.membership())
     number = expel(place, keys, time.time(), as_root=stolen_delegate, from_scratch=anew)
     typer.echo(f"{who} is revoked (revocation list {number}).")
@@ -305,7 +305,7 @@ def rotate_secret(home: HomeOption = None) -> None:
     place = sound_home(home)
     number = rotate(place, time.time())
     typer.echo(f"The swarm has a new secret (number {number}).")
-    _passed_on(_met(home) is not None)
+    _passed_on(_met_peers(home) is not None)
 
 
 def _passed_on(is_running: bool) -> None:
@@ -343,10 +343,10 @@ def block(who: WhoArgument, home: HomeOption = None) -> None:
     from swarm_node.node.members.lookup import whom
 
     place = chosen_home(home)
-    target = whom(who, admissions(place).entries(), _met(home) or [])
+    target = whom(who, admissions(place).entries(), _met_peers(home) or [])
     add(place, who, target, time.time())
     typer.echo(f"{who} is blocked here. Other nodes are not affected.")
-    typer.echo(f"To end it:  swarm-node unblock {quoted(who)}")
+    typer.echo(f"To end it:  swarm-node unblock {quote_for_shell(who)}")
 
 
 def unblock(who: WhoArgument, home: HomeOption = None) -> None:
@@ -357,12 +357,12 @@ def unblock(who: WhoArgument, home: HomeOption = None) -> None:
     typer.echo(f"{who} is no longer blocked here.")
 
 
-def quoted(name: str) -> str:
+def quote_for_shell(name: str) -> str:
     """A name as a shell takes it."""
     return f"'{name}'" if " " in name else name
 
 
-def _met(home: Path | None) -> list[PeerRow] | None:
+def _met_peers(home: Path | None) -> list[PeerRow] | None:
     """The peers that the running node has met, former members last; None if no node runs."""
     try:
         status = ask(home, lambda client: client.status())
@@ -414,7 +414,9 @@ def dialled_first(addresses: list[str]) -> list[str]:
     newcomers that cannot dial the node directly. Loopback is left out if there is another one."""
     from swarm_node.p2p.addresses import circuit
 
-    candidates = circuit.dialled(sorted(addresses, key=lambda text: circuit.parse(text) is None))
+    candidates = circuit.dial_addresses(
+        sorted(addresses, key=lambda text: circuit.parse(text) is None)
+    )
     return ([text for text in candidates if not _is_loopback(text)] or candidates)[:8]
 
 

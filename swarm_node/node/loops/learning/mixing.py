@@ -73,7 +73,7 @@ class Mixer:
         if self._settings is not None and self.state is not None:
             local_count, decay = (
                 stats.local_admitted - previous_stats.local_admitted,
-                self._settings.kept,
+                self._settings.kept_share,
             )
             self._note_offers(offers, decay, self._trust(stats))
             observation = Observation(

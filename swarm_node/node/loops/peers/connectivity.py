@@ -62,12 +62,12 @@ class Connectivity:
         """Announce this node at every heartbeat, often at first and when its addresses change."""
         if not self._is_open:
             await self._discovery.open(self._bootstrap)
-            self._addresses = await self._known()
+            self._addresses = await self._known_addresses()
             self._is_open = True
         if self._directory.fewer(1, self._clock.now()):
             self._discovery.name(self._bootstrap)
         await self._discovery.send_heartbeat(self._version(), self._heartbeat)
-        self._addresses = await self._known()  # a beat stores which peers answer
+        self._addresses = await self._known_addresses()  # a beat stores which peers answer
         with suppress(TimeoutError):
             async with asyncio.timeout(self._pause):
                 await self._address_event.wait()
@@ -89,12 +89,16 @@ class Connectivity:
             self._address_event.set()
         await asyncio.sleep(_HEAL_SECONDS)
 
-    async def _known(self) -> list[str]:
+    async def _known_addresses(self) -> list[str]:
         """Return the addresses to dial when this node is alone."""
         known_peers = await self._storage.run(self._storage.known_peers, _KNOWN_PEERS)
         return [
             *self._bootstrap,
-            *(a for peer in known_peers for a in circuit.completed(peer.addresses, peer.peer_id)),
+            *(
+                a
+                for peer in known_peers
+                for a in circuit.complete_circuits(peer.addresses, peer.peer_id)
+            ),
         ]
 
     async def relay(self) -> None:

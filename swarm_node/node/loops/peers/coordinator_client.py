@@ -141,7 +141,7 @@ class CoordinatorClient:
                     answer += chunk
                     if len(answer) > api.MAX_ANSWER_BYTES:
                         raise CoordinatorError(f"{self._base} answers too much")
-                return _decoded(self._base, response.status, bytes(answer), kind)
+                return _decode_answer(self._base, response.status, bytes(answer), kind)
         except (ClientError, OSError, TimeoutError) as error:
             reason = printable(_why(error))
             raise CoordinatorError(f"{self._base} does not answer: {reason}") from error
@@ -184,7 +184,7 @@ def _why(error: Exception) -> str:
     return words_of(error)
 
 
-def _decoded(base: str, status: int, answer: bytes, kind: type[_Kind]) -> _Kind:
+def _decode_answer(base: str, status: int, answer: bytes, kind: type[_Kind]) -> _Kind:
     try:
         if status == 200:
             return msgspec.json.decode(answer, type=kind)

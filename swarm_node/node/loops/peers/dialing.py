@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from swarm_node.errors import SwarmNodeError, TransportError
-from swarm_node.node.loops.peers.rows import absent, ended
+from swarm_node.node.loops.peers.rows import absent, membership_end
 from swarm_node.node.metrics.snapshot import SEEN_SECONDS, PingReport, TriedRow
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.exchange.exchange import Exchange
@@ -48,7 +48,7 @@ async def ping(
     """
     clock, directory, asker = local.clock, local.directory, exchange.asker
     name = local.members.name(peer_id)
-    if finding := ended(local.members, peer_id):
+    if finding := membership_end(local.members, peer_id):
         return PingReport(peer_id, name, None, reason=finding)
     peer = directory.get(peer_id) or await exchange.discovery.reach(peer_id)
     reply = None
@@ -70,7 +70,7 @@ async def ping(
         "",
     )
     with suppress(TransportError):  # the link may have gone since
-        address = await reaching.seen(peer_id) or ""
+        address = await reaching.observed_address(peer_id) or ""
     relay = local.members.name(relay_id) or short_id(relay_id) if relay_id else ""
     return PingReport(peer_id, name, round_trip, address, relay_id, relay)
 
@@ -161,7 +161,7 @@ class DialCheck:
         *,
         link_up: Callable[[], bool] = link_up,
     ) -> None:
-        self._addresses = circuit.dialled(addresses)
+        self._addresses = circuit.dial_addresses(addresses)
         self._knock = knock
         self._directory = local.directory
         self._members = local.members
@@ -202,11 +202,11 @@ class DialCheck:
         cause = attempt.cause(name)
         if cause is not None:
             self._open.pop(attempt.address, None)
-            return failures.failed(cause, now)
+            return failures.record_failure(cause, now)
         self._open[attempt.address] = self._open.get(attempt.address, 0) + 1
-        failures.connected(attempt.peer_id, attempt.where)
+        failures.record_connection(attempt.peer_id, attempt.where)
         is_refused = any(entry.peer == attempt.peer_id for entry in failures.causes(now))
         if is_refused or self._answers(attempt.address):
             return
         if self._open[attempt.address] > _PATIENT_TRIES:
-            failures.failed(Cause("no_greeting", attempt.peer_id, name, attempt.where), now)
+            failures.record_failure(Cause("no_greeting", attempt.peer_id, name, attempt.where), now)

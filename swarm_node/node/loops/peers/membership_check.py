@@ -51,7 +51,7 @@ class MembershipCheck:
     async def step(self, me: Callable[[], Member | Rejected]) -> None:
         """Look once. `me` returns this node's own membership, or the reason why it has none."""
         if self.refusal is None and (cause := await self._certain(me())) is not None:
-            self.refusal = MembershipError(_told(cause))
+            self.refusal = MembershipError(_describe_cause(cause))
             self._leave()
         await asyncio.sleep(_LOOK_SECONDS)
 
@@ -75,7 +75,7 @@ class MembershipCheck:
         return not await self._storage.run(self._storage.known_peers, 1)
 
 
-def _told(cause: Cause) -> str:
+def _describe_cause(cause: Cause) -> str:
     assert CAUSES[cause.code].subject == "membership", "no other cause ends a node"
     return (
         f"{text_here(cause)}\n→ {advice(cause)}\n→ to train on without peers: "

@@ -79,7 +79,7 @@ def former_rows(shared_state: Shared, reaching: ReachingTransport, now: float) -
     rows = []
     for peer in former_peers:
         reason, traffic = (
-            ended(shared_state.members, peer.peer_id),
+            membership_end(shared_state.members, peer.peer_id),
             _traffic(reaching, peer.peer_id, now),
         )
         row = PeerRow.of(peer, now, shared_state.members)
@@ -100,7 +100,7 @@ def of_unmet(
     for peer in unmet_peers:
         left = None if peer.next_at is None else max(0.0, peer.next_at - now)
         peer_id, addresses = peer.peer_id, list(peer.addresses)
-        reason = ended(members, peer_id) or absent(
+        reason = membership_end(members, peer_id) or absent(
             peer_id, addresses, reaching, causes, peer.tries, left
         )
         name, issuer = members.name(peer_id), members.issuer(peer_id)
@@ -108,9 +108,9 @@ def of_unmet(
     return {"unmet": rows, "unmet_total": total}
 
 
-def ended(members: Members, peer_id: str) -> Said | None:
+def membership_end(members: Members, peer_id: str) -> Said | None:
     """Return why a peer is a member no more, None for a member and a stranger."""
-    membership = members.shown(peer_id)
+    membership = members.presented_membership(peer_id)
     if membership is None or membership[1] == "member":
         return None
     text, remedy = _ENDED.get(membership[1], (f"no member: {membership[1]}", "`swarm-node invite`"))
@@ -132,7 +132,7 @@ def absent(
     answered before (`has_answered`), or never."""
     cause = next((cause for cause in causes if cause.peer == peer_id), None)
     if cause is None:
-        full_addresses = circuit.completed(addresses, peer_id)
+        full_addresses = circuit.complete_circuits(addresses, peer_id)
         if full_addresses and not any(map(reaching.connects_to, full_addresses)):
             cause = Cause("out_of_range", peer_id, where=_where(addresses, port=False))
         elif not tries:
@@ -176,7 +176,7 @@ def _why(
     is_linked: bool,
 ) -> Said | None:
     """Return why a known peer is not connected, or is asked for nothing; None for one that is."""
-    if finding := ended(shared_state.members, peer.peer_id):
+    if finding := membership_end(shared_state.members, peer.peer_id):
         return finding
     if row.suspended_seconds >= _TOLD_SECONDS:
         is_disconnected = now < peer.standing.cut_until

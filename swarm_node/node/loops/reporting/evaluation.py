@@ -46,7 +46,7 @@ def pause(min_pause: float, cost: float) -> float:
     return max(min_pause, cost * (1 / _SHARE - 1))
 
 
-def cost(elapsed: float, rows: int, seconds_per_row: float) -> float:
+def evaluation_seconds(elapsed: float, rows: int, seconds_per_row: float) -> float:
     """Return the seconds of the sampler's time for an evaluation of `rows` answers that took
     `elapsed` seconds. It may have waited for other answers, so the cost is at most that of as many
     own answers at `seconds_per_row` each (0: not known yet)."""
@@ -156,15 +156,17 @@ class Evaluator:
         say little of those that follow."""
         clock = self._parts.clock
         started_at = clock.now()
-        while (left := started_at + pause(self._min_pause, self._spent()) - clock.now()) > 0:
+        while (
+            left := started_at + pause(self._min_pause, self._last_cost_seconds()) - clock.now()
+        ) > 0:
             self._settings_event.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(left, max(self._min_pause, _ESTIMATE_SECONDS))):
                     await self._settings_event.wait()
 
-    def _spent(self) -> float:
+    def _last_cost_seconds(self) -> float:
         """Seconds of the sampler's time that the last point cost, by what is known now."""
-        return cost(
+        return evaluation_seconds(
             self._last_seconds, self._rows, self._tally.drawing.mean / self._sampling.group_size
         )
 
@@ -184,8 +186,10 @@ class Evaluator:
             if self._levels is not None and self._levels.is_active:
                 evals = self._tally.evals
                 self._main = self._levels.main(evals[-1].main if evals else ())
-                self._families = tuple(dict.fromkeys((*self._main, *self._levels.sampled())))
-            refs = self._unseen() | self._seen()
+                self._families = tuple(
+                    dict.fromkeys((*self._main, *self._levels.sampled_families()))
+                )
+            refs = self._unseen() | self._training_counts()
             requests = await examiner.requests(refs)
             version = parts.sampler.version
             self._rows = sum(refs[ref] for ref in requests)
@@ -206,7 +210,7 @@ class Evaluator:
             for index in range(self._tasks)
         }
 
-    def _seen(self) -> dict[TaskRef, int]:
+    def _training_counts(self) -> dict[TaskRef, int]:
         return {
             self._ref(family, task_seed("seen", self._draw, family, index)): 1
             for family in self._families

@@ -12,7 +12,7 @@ import structlog
 from swarm_node.errors import HomeError
 from swarm_node.node.loops.node_parts import Parts, Shared
 from swarm_node.node.metrics.history import LEAST_SECONDS, MOST_SECONDS, HistoryRow, Totals
-from swarm_node.node.metrics.progress import told
+from swarm_node.node.metrics.progress import describe_work
 from swarm_node.node.metrics.snapshot import SEEN_SECONDS, EvalPoint, Said, Snapshot
 from swarm_node.page.event_log import Sight
 
@@ -69,7 +69,7 @@ class Recorder:
         )
         live_peers = {peer.peer_id: peer for peer in shared_state.directory.live(now, float("inf"))}
         for peer_id, peer in {**shared_state.former, **live_peers}.items():
-            membership = shared_state.members.shown(peer_id)
+            membership = shared_state.members.presented_membership(peer_id)
             if membership is not None:
                 is_silent = now - peer.last_seen > SEEN_SECONDS or peer_id not in live_peers
                 name, _ = shared_state.members.names(membership[0])
@@ -154,7 +154,7 @@ class Recorder:
 
     def _report_work(self) -> None:
         shot = self._snapshot()
-        if shot.work is not None and (sentence := ", ".join(told(shot.work, shot.steps))):
+        if shot.work is not None and (sentence := ", ".join(describe_work(shot.work, shot.steps))):
             _log.info("work", **msgspec.structs.asdict(shot.work), sentence=sentence)
 
     def _report(self) -> None:
@@ -190,14 +190,16 @@ class Recorder:
             health=first.kind,
             health_level=first.level,
             **({} if shot.work is None else msgspec.structs.asdict(shot.work)),
-            sentence=f"version {self._parts.trainer.version}, eval reward {_known(reward)}, "
-            f"on training prompts {_known(train)}, "
+            sentence=f"version {self._parts.trainer.version}, eval reward {_format_known(reward)}, "
+            f"on training prompts {_format_known(train)}, "
             f"{rate:.1f} steps/s, peers {peers}, sent {groups.sent}, accepted {groups.accepted}, "
             f"trained on {groups.trained_local} local and {groups.trained_external} external, "
-            + "".join(f"{part}, " for part in (told(shot.work, shot.steps) if shot.work else ()))
+            + "".join(
+                f"{part}, " for part in (describe_work(shot.work, shot.steps) if shot.work else ())
+            )
             + f"health {first.kind} ({first.level})",
         )
 
 
-def _known(value: float | None) -> str:
+def _format_known(value: float | None) -> str:
     return "-" if value is None else f"{value}"

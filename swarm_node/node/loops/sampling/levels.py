@@ -157,7 +157,7 @@ class Levels:
 
     async def restore(self) -> None:
         """Go on with the levels of an earlier start."""
-        for ladder in self._climbed():
+        for ladder in self._climbed_ladders():
             level = await self._storage.run(self._storage.counter, self._key(ladder)) % _LEVELS
             if level:
                 ladder.level, ladder.is_placed = min(level, len(ladder.families)) - 1, True
@@ -184,7 +184,7 @@ class Levels:
         }
         choices = probes[: len(seeds)]
         for seed in seeds[len(choices) :]:
-            choices.append(_drawn(weights, seed))
+            choices.append(_draw_family(weights, seed))
         return choices
 
     def main(self, main_families: Sequence[str]) -> tuple[str, ...]:
@@ -199,15 +199,15 @@ class Levels:
             for name, families in all_ladders.items()
         )
 
-    def sampled(self) -> tuple[str, ...]:
+    def sampled_families(self) -> tuple[str, ...]:
         """Return the family of each ladder's level now."""
         return tuple(ladder.family for ladder in self._ladders.values())
 
     def rows(self) -> list[LevelRow]:
         """Figures of the ladders that have several levels."""
-        return [ladder.row() for ladder in self._climbed()]
+        return [ladder.row() for ladder in self._climbed_ladders()]
 
-    def _climbed(self) -> list[Ladder]:
+    def _climbed_ladders(self) -> list[Ladder]:
         return [ladder for ladder in self._ladders.values() if len(ladder.families) > 1]
 
     def _probes(self, seeds: Sequence[int]) -> list[str]:
@@ -255,7 +255,7 @@ class Levels:
         return f"level:{self._info.name}:{self._info.version}:{ladder.name}"
 
 
-def _drawn(weights: Mapping[str, float], seed: int) -> str:
+def _draw_family(weights: Mapping[str, float], seed: int) -> str:
     """Draw a family with these weights; the seed decides."""
     place = (seed % (1 << 30)) / (1 << 30) * sum(weights.values())
     for family, weight in weights.items():

@@ -131,7 +131,7 @@ class Player:
         return requests
 
 
-def joined(turns: Sequence[Completion]) -> Completion:
+def join_turns(turns: Sequence[Completion]) -> Completion:
     """All turns of a multi-turn rollout as one completion."""
     ends = np.cumsum([turn.token_ids.size for turn in turns]).tolist()
     spans = [

@@ -52,7 +52,7 @@ class PartialRollouts:
         self._waiting: list[PendingGroup] = []
 
     @property
-    def interrupted(self) -> tuple[PendingGroup, ...]:
+    def interrupted_groups(self) -> tuple[PendingGroup, ...]:
         """Return the groups that the next sampling batch resumes."""
         return tuple(self._waiting)
 

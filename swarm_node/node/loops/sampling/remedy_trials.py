@@ -32,14 +32,14 @@ class Change:
     max_new_tokens: int | None = None
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         if self.temperature == 0:
             return "greedy"
         if self.temperature is not None:
             return f"sampling.temperature={self.temperature:g}"
         return f"sampling.max_new_tokens={self.max_new_tokens}"
 
-    def applied(self, request: SampleRequest) -> SampleRequest:
+    def apply(self, request: SampleRequest) -> SampleRequest:
         """`request` with this change, and the answers of a trial."""
         n = 1 if self.temperature == 0 else ANSWERS
         heat = request.temperature if self.temperature is None else self.temperature
@@ -80,7 +80,7 @@ async def try_changes(
     tasks = dict([*requests.items()][:TASKS])
     mean_rewards = {}
     for change in changes(beginning, next(iter(tasks.values()))):
-        variants = {ref: change.applied(request) for ref, request in tasks.items()}
+        variants = {ref: change.apply(request) for ref, request in tasks.items()}
         candidates = {
             r: q for r, q in variants.items() if codec.fits(q.prompt_ids, q.max_new_tokens)
         }
@@ -100,11 +100,11 @@ async def try_changes(
 def advice(beginning: Beginning, trials: Mapping[Change, float]) -> str:
     """Return what to do: the change that helped most if one did, else the general advice, and in
     both cases what was tried."""
-    summary = ", ".join(f"{change.told} {right:.0%}" for change, right in trials.items())
+    summary = ", ".join(f"{change.description} {right:.0%}" for change, right in trials.items())
     summary = f"tried: {summary} right, {beginning.pass_at_1:.0%} as it is"
     best_change = _best(beginning, [pair for pair in trials.items() if pair[0].temperature != 0])
     if best_change is not None:
-        return f"set {best_change.told} ({summary})"
+        return f"set {best_change.description} ({summary})"
     return f"{beginning.advice} ({summary})" if trials else beginning.advice
 
 

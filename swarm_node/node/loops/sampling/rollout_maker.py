@@ -18,7 +18,7 @@ from swarm_node.config import Sampling
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.loops.node_parts import Parts, Tally, at_sampler
-from swarm_node.node.loops.sampling.multi_turn import CHANGED, TOO_LONG, Player, joined
+from swarm_node.node.loops.sampling.multi_turn import CHANGED, TOO_LONG, Player, join_turns
 from swarm_node.node.loops.sampling.partial_rollouts import PartialRollouts, PendingGroup
 from swarm_node.node.loops.sampling.remedy_trials import TASKS, Change, advice, try_changes
 from swarm_node.node.loops.sampling.scoring import Scoring
@@ -103,7 +103,9 @@ class RolloutMaker:
         finally:
             # Groups that failed are dropped; interrupted ones keep their slots.
             pending_count = (
-                len(self._partial_rollouts.interrupted) if self._partial_rollouts is not None else 0
+                len(self._partial_rollouts.interrupted_groups)
+                if self._partial_rollouts is not None
+                else 0
             )
             self._slots.end(self._slots.sampling - pending_count)
         if group_count:
@@ -157,10 +159,12 @@ class RolloutMaker:
 
         async def hand_on(group: PendingGroup) -> None:
             completions = tuple(map(self._completion, group.rows))
-            scores = await self._scoring.own(group.ref, _texts(completions))
-            await deliver([self._own(group, group.version, completions, scores.rewards)])
+            scores = await self._scoring.score_own(group.ref, _texts(completions))
+            await deliver(
+                [self._make_local_group(group, group.version, completions, scores.rewards)]
+            )
 
-        with self._noted(count):
+        with self._note_sampling(count):
             await partial_rollouts.gather(count, fresh, hand_on)
         return clock.now() - started_at
 
@@ -169,14 +173,14 @@ class RolloutMaker:
         sampled."""
         clock, sampler = self._parts.clock, self._parts.sampler
         version, started_at = sampler.version, clock.now()
-        with self._noted(len(groups)):
+        with self._note_sampling(len(groups)):
             results = await sampler.sample([group.request for group in groups])
         drawing = clock.now() - started_at
         texts = [(group.ref, _texts(item)) for group, item in zip(groups, results, strict=True)]
         all_scores = await self._scoring.own_all(texts)
         await deliver(
             [
-                self._own(group, version, completions, item.rewards)
+                self._make_local_group(group, version, completions, item.rewards)
                 for group, completions, item in zip(groups, results, all_scores, strict=True)
             ]
         )
@@ -186,23 +190,23 @@ class RolloutMaker:
         """Play all multi-turn rollouts of all groups. Returns the seconds that the sampler
         sampled."""
         version, local_groups = self._parts.sampler.version, []
-        with self._noted(len(groups)):
+        with self._note_sampling(len(groups)):
             played_groups, drawing = await self._player.play(
                 [(item.ref, item.request) for item in groups]
             )
         for group, rollouts in zip(groups, played_groups, strict=True):
             faults = Counter(item.last_rerun.fault for item in rollouts)
-            self._scoring.changed(group.ref, faults[CHANGED])
+            self._scoring.count_changed(group.ref, faults[CHANGED])
             if faults[TOO_LONG]:
                 self._tally.faults["prompt_too_long"] += 1
                 continue
             # Peers score a text on which the scorer fails as this node does, and re-run no
             # multi-turn rollout in which an observation failed or a text ended the scoring worker.
             local_groups.append(
-                self._own(
+                self._make_local_group(
                     group,
                     version,
-                    tuple(joined(item.turns) for item in rollouts),
+                    tuple(join_turns(item.turns) for item in rollouts),
                     tuple(item.last_rerun.reward for item in rollouts),
                     tuple(tuple(item.observations) for item in rollouts),
                     is_sound=faults.keys() <= {"", "out_of_range"},
@@ -231,7 +235,7 @@ class RolloutMaker:
         self._slots.begin(len(groups))
         return groups
 
-    def _noted(self, groups: int) -> AbstractContextManager[None]:
+    def _note_sampling(self, groups: int) -> AbstractContextManager[None]:
         sampling = self._sampling
         answers, max_tokens = groups * sampling.group_size, sampling.max_new_tokens
         return at_sampler(self._parts, self._tally, max_tokens, groups=groups, answers=answers)
@@ -240,7 +244,7 @@ class RolloutMaker:
         assert isinstance(self._parts.sampler, InterruptibleSampler)
         return self._parts.sampler.completion(row)
 
-    def _own(
+    def _make_local_group(
         self,
         group: PendingGroup,
         version: int,
@@ -254,7 +258,7 @@ class RolloutMaker:
         tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         rollout_group = RolloutGroup(group.ref, policy, completions, rewards)
-        self._tally.sampled(rollout_group, group.prompt, observations)
+        self._tally.count_sampled(rollout_group, group.prompt, observations)
         self._recent_requests = dict(
             [*self._recent_requests.items(), (group.ref, group.request)][-TASKS:]
         )

@@ -62,26 +62,26 @@ class TableCalls:
         """Return the packed answer to a packed call."""
         if await self._disconnect(caller):
             return NOTHING
-        request = self._parsed(call, raw, caller)
+        request = self._parse_call(call, raw, caller)
         if request is None:
             return NOTHING
         if not await self._authorizer.validate_request(request):
-            self._refused(caller)
+            self._count_refused(caller)
             return NOTHING
         if self._gate is not None and not self._gate.asks(caller):
             return await self._empty(call, request)
         is_own_record = call.name == STORE and bytes(request.subkeys[0]) == msgpack.packb(caller)
         if not (self.is_member(caller) or call.name == PING or is_own_record):
-            self._refused(caller)
+            self._count_refused(caller)
             return await self._empty(call, request)
         response = await call.answer(request, context)
         await self._authorizer.sign_response(response, request)
         answer: bytes = response.SerializeToString()
         if self._gate is not None:
-            self._gate.sent(caller, len(answer))
+            self._gate.charge_sent(caller, len(answer))
         return answer
 
-    def _parsed(self, call: TableCall, raw: bytes, caller: str) -> Any:
+    def _parse_call(self, call: TableCall, raw: bytes, caller: str) -> Any:
         """The request, None if no program of this swarm sends it."""
         if len(raw) > MAX_CALL_BYTES:
             return self._broke(caller, Rejected("size", f"a call of {len(raw)} bytes"))
@@ -106,9 +106,9 @@ class TableCalls:
         answer: bytes = response.SerializeToString()
         return answer
 
-    def _refused(self, caller: str) -> None:
+    def _count_refused(self, caller: str) -> None:
         if self._gate is not None:
-            self._gate.refused(caller)
+            self._gate.count_refused(caller)
 
     def _broke(self, caller: str, rejection: Rejected) -> None:
         if self._gate is not None:

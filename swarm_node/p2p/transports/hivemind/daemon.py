@@ -136,12 +136,12 @@ class DhtNode:
         protocol.storage = protocol.cache = store
         update = protocol.update_routing_table
 
-        async def guarded(node_id: Any, peer: Any, responded: bool = True) -> None:
+        async def guard(node_id: Any, peer: Any, responded: bool = True) -> None:
             name = peer.to_base58()
             if not responded or name in self._dialled or is_member(name):
                 await update(node_id, peer, responded=responded)
 
-        protocol.update_routing_table = guarded
+        protocol.update_routing_table = guard
 
     @property
     def pid(self) -> int:
@@ -326,7 +326,7 @@ class DhtNode:
             async with on_time(patience, asyncio.get_running_loop().time):
                 with hivemind_errors("the network daemon does not answer"):
                     links: dict[str, list[str]] = {}
-                    for peer, addresses in await self._connected():
+                    for peer, addresses in await self._list_connections():
                         links.setdefault(peer.to_base58(), []).extend(addresses)
                     return links
         except (TimeoutError, TransportError):
@@ -337,7 +337,7 @@ class DhtNode:
         table. The others leave it."""
         protocol = self._node.protocol
         with hivemind_errors("cannot list the connected peers"):
-            linked_peers = [peer for peer, _ in await self._connected()]
+            linked_peers = [peer for peer, _ in await self._list_connections()]
             peers = {*linked_peers, *protocol.routing_table.peer_id_to_uid}
         await asyncio.gather(*(protocol.call_ping(peer) for peer in peers))
         await asyncio.sleep(0)  # hivemind updates its table in a task of its own
@@ -383,7 +383,7 @@ class DhtNode:
         except TimeoutError:
             raise TransportError("a DHT lookup took too long: the node tries again later") from None
 
-    async def _connected(self) -> list[tuple[Any, list[str]]]:
+    async def _list_connections(self) -> list[tuple[Any, list[str]]]:
         """The PeerID of every connection of p2pd, and the other end's address if it is TCP."""
         from hivemind.p2p import PeerID
         from hivemind.proto import p2pd_pb2

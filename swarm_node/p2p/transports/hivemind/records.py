@@ -94,7 +94,7 @@ class HeartbeatRecords:
     def validate(self, record: DhtRecord) -> bool:
         """Check that the record is well-formed, within its bounds, and signed by its subkey's
         owner, and that it carries a certificate chain for that owner. Never raises."""
-        if record.key != self._key or not self._bounded(record):
+        if record.key != self._key or not self._is_bounded(record):
             return False
         owner, presence = _owner(record.subkey), _presence(self.strip_value(record))
         if owner is None or presence is None:
@@ -117,7 +117,7 @@ class HeartbeatRecords:
     def merge_with(self, other: object) -> bool:
         return False
 
-    def _bounded(self, record: DhtRecord) -> bool:
+    def _is_bounded(self, record: DhtRecord) -> bool:
         expires = record.expiration_time
         return (
             _SIGNATURE_BYTES < len(record.value) <= _MAX_VALUE_BYTES
@@ -169,14 +169,14 @@ class SwarmAuthorizer:
 
     def __init__(self, secret: bytes, swarm_id: bytes, wall: Callable[[], float]) -> None:
         self._swarm_id = swarm_id
-        self._key = self._derived(secret)
+        self._key = self._derive_key(secret)
         self._previous_key: tuple[bytes, float] | None = None  # with the end of its time
         self._wall = wall
         self._nonces: OrderedDict[bytes, float] = OrderedDict()
 
     def use(self, secret: bytes) -> None:
         """Replace the secret."""
-        key = self._derived(secret)
+        key = self._derive_key(secret)
         if key != self._key:
             self._previous_key = self._key, self._wall() + OVERLAP_SECONDS
             self._key = key
@@ -193,7 +193,7 @@ class SwarmAuthorizer:
             return False
         if len(request.auth.nonce) != _NONCE_BYTES or self._key_of(request) is None:
             return False
-        return self._unused(request.auth.nonce, now)
+        return self._is_unused(request.auth.nonce, now)
 
     async def sign_response(self, response: Any, request: Any) -> None:
         response.auth.nonce = request.auth.nonce
@@ -212,10 +212,10 @@ class SwarmAuthorizer:
             keys.append(self._previous_key[0])
         return next((key for key in keys if _is_tag(message, key)), None)
 
-    def _derived(self, secret: bytes) -> bytes:
+    def _derive_key(self, secret: bytes) -> bytes:
         return hmac.digest(secret, b"swarm-node/dht/1" + self._swarm_id, "sha256")
 
-    def _unused(self, nonce: bytes, now: float) -> bool:
+    def _is_unused(self, nonce: bytes, now: float) -> bool:
         """Check that `nonce` is new, and remember it. At most _MAX_NONCES are remembered, a number
         that honest members never reach."""
         while self._nonces:

@@ -13,6 +13,6 @@ from swarm_node.errors import extra_of
 INSTALL = f"{extra_of('libp2p')}, on Linux after `apt-get install gcc libgmp-dev python3-dev`"
 
 
-def installed() -> bool:
+def is_installed() -> bool:
     """Check that py-libp2p is installed, without importing it."""
     return util.find_spec("libp2p") is not None

@@ -25,7 +25,7 @@ from swarm_node.errors import (
     words_of,
 )
 from swarm_node.p2p.addresses.addresses import Address, split_endpoint
-from swarm_node.p2p.transports.libp2p import INSTALL, installed
+from swarm_node.p2p.transports.libp2p import INSTALL, is_installed
 from swarm_node.p2p.transports.libp2p.messages import (
     HOST,
     MAX_REPLY_BYTES,
@@ -100,7 +100,7 @@ class Libp2pDaemon:
                 least.
             TransportError: py-libp2p is missing, or it cannot listen.
         """
-        if not installed():
+        if not is_installed():
             raise TransportError("py-libp2p is not installed", f"run {INSTALL}")
         child = Child(
             "network",
@@ -145,7 +145,7 @@ class Libp2pDaemon:
         """Connect. Return True if the peer answers at this address within `patience` seconds."""
         request = Connect(address.peer_id, address.multiaddr)
         try:
-            await self._asked(request, Done, patience)
+            await self._request(request, Done, patience)
         except TransportError:
             return False
         return True
@@ -163,7 +163,7 @@ class Libp2pDaemon:
         """The linked peers, each with the other end's TCP multiaddrs. None if the process died or
         does not answer in `patience` seconds in which this node is on time."""
         try:
-            reply = await self._asked(Links(), Linked, patience)
+            reply = await self._request(Links(), Linked, patience)
         except TransportError:
             return None
         for reason, count in reply.refused.items():
@@ -173,7 +173,7 @@ class Libp2pDaemon:
     async def disconnect(self, peer_id: str) -> None:
         """Close all links to a peer. It may open new ones."""
         with contextlib.suppress(TransportError):  # it has gone, or goes on
-            await self._asked(Disconnect(peer_id), Done, _LINK_SECONDS)
+            await self._request(Disconnect(peer_id), Done, _LINK_SECONDS)
 
     async def stop(self, grace: float = STOP_SECONDS) -> None:
         """End the process, kill it after `grace` seconds, and remove its sockets."""
@@ -184,7 +184,9 @@ class Libp2pDaemon:
                 self._listener.close()
             shutil.rmtree(self._sockets, ignore_errors=True)
 
-    async def _asked(self, request: Message, reply_type: type[_Wanted], patience: float) -> _Wanted:
+    async def _request(
+        self, request: Message, reply_type: type[_Wanted], patience: float
+    ) -> _Wanted:
         """Send a request that needs no stream, and return its reply."""
         reply, (_, writer) = await self._ask(request, reply_type, patience)
         writer.close()

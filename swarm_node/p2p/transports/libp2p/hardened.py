@@ -193,12 +193,12 @@ class Link(yamux.Yamux):  # type: ignore[misc]
         self._asking = trio.Lock()
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Received bytes that nobody has read."""
         return sum(map(len, self.stream_buffers.values()))
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self._given_up or bool(self.event_shutting_down.is_set())
 
     async def end(self) -> None:
@@ -220,7 +220,7 @@ class Link(yamux.Yamux):  # type: ignore[misc]
             except Exception:  # noqa: BLE001 - whatever it is, the link does not work
                 await self.end()
                 return False
-        return not self.ended
+        return not self.has_ended
 
     async def _measure_rtt_loop(self) -> None:
         """Replace py-libp2p's loop, which waits for ever for a frozen peer."""
@@ -232,7 +232,7 @@ class Link(yamux.Yamux):  # type: ignore[misc]
             pause = _PING_EVERY_SECONDS
 
     async def _read_data_body(self, length: int) -> bytes:
-        held_bytes = self.held + length
+        held_bytes = self.held_bytes + length
         if held_bytes > MAX_HELD or (
             held_bytes > _FREE and self._held_in_all() + length > MAX_HELD_IN_ALL
         ):

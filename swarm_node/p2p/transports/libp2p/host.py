@@ -34,7 +34,7 @@ from swarm_node.p2p.limits.links import (
     RETURNS,
     STREAMS_PER_PEER,
     LinkPlace,
-    crowded,
+    choose_crowded,
     surplus,
 )
 from swarm_node.p2p.transports.libp2p.hardened import Link, Scant, make_upgrader, select, upgrade
@@ -117,7 +117,9 @@ class Host:
             with trio.fail_after(UPGRADE_SECONDS):
                 tcp = await trio.open_tcp_stream(host, port)
                 try:
-                    link = await upgrade(self._upgrader, tcp, ID.from_string(peer), self._held)
+                    link = await upgrade(
+                        self._upgrader, tcp, ID.from_string(peer), self._held_bytes
+                    )
                 except BaseException:
                     await trio.aclose_forcefully(tcp)
                     raise
@@ -151,10 +153,10 @@ class Host:
                 raise
         return stream, rest
 
-    def linked(self) -> dict[str, list[str]]:
+    def linked_peers(self) -> dict[str, list[str]]:
         """The linked peers with the addresses of the other end, the newest link first."""
         open_links = {
-            peer: [link.stream.peer_address for link in reversed(links) if not link.ended]
+            peer: [link.stream.peer_address for link in reversed(links) if not link.has_ended]
             for peer, links in self._links.items()
         }
         return {peer: addresses for peer, addresses in open_links.items() if addresses}
@@ -177,7 +179,7 @@ class Host:
         with trio.CancelScope(deadline=trio.current_time() + UPGRADE_SECONDS) as scope:
             self._admit(place, scope)
             try:
-                link = await upgrade(self._upgrader, tcp, None, self._held)
+                link = await upgrade(self._upgrader, tcp, None, self._held_bytes)
                 public_key_of(link.peer)
             except Exception as error:  # noqa: BLE001 - a stranger's bytes end its own connection
                 _log.debug("a connection did not become a link: %r", error)
@@ -190,7 +192,7 @@ class Host:
     def _admit(self, place: str, scope: trio.CancelScope) -> None:
         """Admit a connection that may become a link until `scope` is cancelled. Above the limits
         another one makes room."""
-        index = crowded(list(self._strangers.values()), place)
+        index = choose_crowded(list(self._strangers.values()), place)
         if index is not None:
             oldest_scope = list(self._strangers)[index]
             del self._strangers[oldest_scope]
@@ -213,7 +215,7 @@ class Host:
         links.append(link)
         try:
             await self._make_room(links)
-            if link.ended:
+            if link.has_ended:
                 return
             async with trio.open_nursery() as nursery:
                 link.scope = nursery.cancel_scope
@@ -233,9 +235,9 @@ class Host:
         limit of all, links end at the site that has the most, first those of peers that this node
         does not ask."""
         now = trio.current_time()
-        excess_links = [link for link in links if not link.ended][:-LINKS_PER_PEER]
+        excess_links = [link for link in links if not link.has_ended][:-LINKS_PER_PEER]
         open_links = [
-            link for peer_links in self._links.values() for link in peer_links if not link.ended
+            link for peer_links in self._links.values() for link in peer_links if not link.has_ended
         ]
         if len(open_links) - len(excess_links) > LINKS:
             open_links = sorted(
@@ -259,7 +261,7 @@ class Host:
             stream = await link.accept_stream()
             while not self._pace.take(link.peer, trio.current_time()):  # noqa: ASYNC110 - a rate
                 await trio.sleep(_PACE_SECONDS)  # nothing else is read of this link meanwhile
-            if self._served(link.peer) >= STREAMS_PER_PEER:  # no honest program opens as many
+            if self._count_served(link.peer) >= STREAMS_PER_PEER:  # no honest program opens as many
                 self.refusals["streams"] += 1
                 self._barred.sever(link.peer, BARRED_SECONDS)
                 await self.disconnect(link.peer)
@@ -280,7 +282,7 @@ class Host:
             for peer_link in all_links
         )
 
-    def _served(self, peer: str) -> int:
+    def _count_served(self, peer: str) -> int:
         """Count the running streams that a peer opened."""
         return sum(link.served_streams for link in self._links[peer])
 
@@ -299,10 +301,12 @@ class Host:
 
     def _link(self, peer: str) -> Link | None:
         """The newest link to a peer."""
-        return next((link for link in reversed(self._links.get(peer, [])) if not link.ended), None)
+        return next(
+            (link for link in reversed(self._links.get(peer, [])) if not link.has_ended), None
+        )
 
-    def _held(self) -> int:
-        return sum(link.held for links in self._links.values() for link in links)
+    def _held_bytes(self) -> int:
+        return sum(link.held_bytes for links in self._links.values() for link in links)
 
 
 async def give_up(stream: Any) -> None:

@@ -40,7 +40,7 @@ from swarm_node.p2p.transports.libp2p.messages import (
     Started,
     StreamOpened,
 )
-from swarm_node.process.frames import HEAD, Failed, framed, read_head
+from swarm_node.process.frames import HEAD, Failed, make_frame, read_head
 from swarm_node.process.server import serve
 
 #: Limit for a peer to end its half of a stream after the node has ended its own.
@@ -84,7 +84,7 @@ class Process:
                 reply, stream, rest = await self._handle(request)
             except TransportError as error:
                 reply = Failed(type(error).__name__, str(error))
-            await pipe.send_all(framed(0, msgspec.msgpack.encode(reply)))
+            await pipe.send_all(make_frame(0, msgspec.msgpack.encode(reply)))
             if stream is not None:
                 await _copy(stream, rest, pipe)
         except Exception as error:  # noqa: BLE001 - the node or the peer left: this request ends
@@ -104,7 +104,7 @@ class Process:
                 return StreamOpened(), *await self._host.open(peer, protocol)
             case Links():
                 refusals, self._host.refusals = self._host.refusals, Counter()
-                return Linked(self._host.linked(), dict(refusals)), None, b""
+                return Linked(self._host.linked_peers(), dict(refusals)), None, b""
             case Disconnect(peer):
                 await self._host.disconnect(peer)
         return Done(), None, b""
@@ -112,7 +112,7 @@ class Process:
     async def _serve(self, peer: str, protocol: str, stream: Any, rest: bytes) -> None:
         """Connect a stream that a peer opened to the node."""
         async with await trio.open_unix_socket(self._node) as pipe:
-            await pipe.send_all(framed(0, msgspec.msgpack.encode(Incoming(peer, protocol))))
+            await pipe.send_all(make_frame(0, msgspec.msgpack.encode(Incoming(peer, protocol))))
             await _copy(stream, rest, pipe)
 
 

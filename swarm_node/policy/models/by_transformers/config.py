@@ -105,7 +105,9 @@ def read(raw: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_known[text])
 
 
-def examined(path: Path, notify: Callable[[ReadingConfig], object] = lambda _: None) -> ModelConfig:
+def examine_directory(
+    path: Path, notify: Callable[[ReadingConfig], object] = lambda _: None
+) -> ModelConfig:
     """`ModelConfig.from_directory` for a directory of anybody: transformers reads a `config.json`
     in a child first, of which `notify` gets to know.
 
@@ -115,8 +117,8 @@ def examined(path: Path, notify: Callable[[ReadingConfig], object] = lambda _: N
     raw = read_json(path / "config.json")
     if not is_native(raw) and canonical(raw) not in _known:
         _check_numbers(raw)
-        notify(ReadingConfig(_shown(raw.get("model_type"))))
-        _known[canonical(raw)] = _tried(path)
+        notify(ReadingConfig(_excerpt(raw.get("model_type"))))
+        _known[canonical(raw)] = _read_in_child(path)
     return ModelConfig.from_directory(path)
 
 
@@ -138,7 +140,7 @@ def _without_implementations(value: Any) -> Any:
     return list(map(_without_implementations, value)) if isinstance(value, list) else value
 
 
-def described(text: str) -> dict[str, Any]:
+def digest_entries(text: str) -> dict[str, Any]:
     """The entries of `text` that a digest covers."""
     return {name: value for name, value in json.loads(text).items() if name not in _ENDS}
 
@@ -165,7 +167,7 @@ def make_config(text: str) -> Any:
         return CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
     except Exception as error:  # its classes raise errors of any kind
         raise ModelError(
-            f"config.json: transformers refuses this {_shown(raw['model_type'])} "
+            f"config.json: transformers refuses this {_excerpt(raw['model_type'])} "
             f"({_first_line(error)})",
             "choose another model",
         ) from error
@@ -193,9 +195,11 @@ def _read(raw: Mapping[str, Any], text: str) -> dict[str, Any]:
     fields = _sizes(config)
     model = _without_memory(config)
     if type(model)._is_stateful:
-        raise _unsupported(config.model_type, "it keeps a state instead of keys and values")
-    if _renamed(model):
-        raise _unsupported(config.model_type, "transformers computes with other names of weights")
+        raise _unsupported_error(config.model_type, "it keeps a state instead of keys and values")
+    if _has_renamed_weights(model):
+        raise _unsupported_error(
+            config.model_type, "transformers computes with other names of weights"
+        )
     weights = sum(parameter.numel() for parameter in model.parameters())
     if not 0 < weights <= _MOST_WEIGHTS:
         raise ModelError(f"config.json: {weights:.2g} weights, at most {_MOST_WEIGHTS:.2g} run")
@@ -221,12 +225,12 @@ def _architecture(model_type: object) -> str:
 
     if not isinstance(model_type, str) or model_type not in NAMES:
         raise ModelError(
-            f"config.json: model_type {_shown(model_type)} is no causal model of transformers, and "
-            f"code of a repository never runs: {_SUPPORTED}"
+            f"config.json: model_type {_excerpt(model_type)} is no causal model of transformers, "
+            f"and code of a repository never runs: {_SUPPORTED}"
         )
     architecture = str(NAMES[model_type])
     if not architecture.endswith(("ForCausalLM", "LMHeadModel")):
-        raise _unsupported(model_type, f"{architecture} takes more than text")
+        raise _unsupported_error(model_type, f"{architecture} takes more than text")
     return architecture
 
 
@@ -234,16 +238,16 @@ def _check_kind(config: Any, architecture: str) -> None:
     """Refuse what cannot be sampled token by token as it is trained."""
     kind = config.model_type
     if config.is_encoder_decoder:
-        raise _unsupported(kind, "it has an encoder")
+        raise _unsupported_error(kind, "it has an encoder")
     if config.get_text_config() is not config:
-        raise _unsupported(kind, "it takes more than text")
+        raise _unsupported_error(kind, "it takes more than text")
     if not getattr(config, "is_decoder", True) and architecture.endswith("LMHeadModel"):
-        raise _unsupported(kind, "it is an encoder: tokens see those after them")
+        raise _unsupported_error(kind, "it is an encoder: tokens see those after them")
     layers = set(map(str, getattr(config, "layer_types", None) or ()))
     if other_layers := sorted(layers - _CACHED_LAYERS):
-        raise _unsupported(kind, f"it has layers of the kind {_shown(other_layers[0])}")
+        raise _unsupported_error(kind, f"it has layers of the kind {_excerpt(other_layers[0])}")
     if any(isinstance(getattr(config, name, None), int) for name in _EXPERTS):
-        raise _unsupported(kind, "it is a mixture of experts")
+        raise _unsupported_error(kind, "it is a mixture of experts")
 
 
 def _sizes(config: Any) -> dict[str, Any]:
@@ -252,7 +256,9 @@ def _sizes(config: Any) -> dict[str, Any]:
     if fields["max_position_embeddings"] is None:  # bloom has no embeddings of positions
         fields["max_position_embeddings"] = getattr(config, "seq_length", None)
     if missing_names := [name for name, value in fields.items() if type(value) is not int]:
-        raise _unsupported(config.model_type, f"transformers does not say its {missing_names[0]}")
+        raise _unsupported_error(
+            config.model_type, f"transformers does not say its {missing_names[0]}"
+        )
     if invalid_names := [name for name, value in fields.items() if value < 1]:
         raise ModelError(f"config.json: {invalid_names[0]} is {fields[invalid_names[0]]}")
     heads = fields["num_attention_heads"]
@@ -290,13 +296,13 @@ def _without_memory(config: Any) -> Any:
             return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     except Exception as error:  # its classes raise errors of any kind
         raise ModelError(
-            f"config.json: transformers cannot make this {_shown(config.model_type)} "
+            f"config.json: transformers cannot make this {_excerpt(config.model_type)} "
             f"({_first_line(error)})",
             "choose another model",
         ) from error
 
 
-def _renamed(model: Any) -> bool:
+def _has_renamed_weights(model: Any) -> bool:
     """Check that transformers renames or joins weights between a file and the model."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
@@ -312,19 +318,21 @@ def _check_numbers(value: Any) -> None:
             level.extend(item.items())
         elif isinstance(item, list):
             if len(item) > _MOST_ENTRIES:
-                raise ModelError(f"config.json: {_shown(name)} has {len(item)} entries")
+                raise ModelError(f"config.json: {_excerpt(name)} has {len(item)} entries")
             level.extend((name, inner) for inner in item)
         elif isinstance(item, int) and abs(item) > (_MOST_BASE if "theta" in name else _MOST_SIZE):
-            raise ModelError(f"config.json: {_shown(name)} is {repr(item)[:_SHOWN]}")
+            raise ModelError(f"config.json: {_excerpt(name)} is {repr(item)[:_SHOWN]}")
         elif isinstance(item, float) and not abs(item) < float("inf"):
-            raise ModelError(f"config.json: {_shown(name)} is {item}")
+            raise ModelError(f"config.json: {_excerpt(name)} is {item}")
 
 
-def _unsupported(model_type: object, reason: str) -> ModelError:
-    return ModelError(f"config.json: {_shown(model_type)} is not supported, {reason}: {_SUPPORTED}")
+def _unsupported_error(model_type: object, reason: str) -> ModelError:
+    return ModelError(
+        f"config.json: {_excerpt(model_type)} is not supported, {reason}: {_SUPPORTED}"
+    )
 
 
-def _shown(value: object) -> str:
+def _excerpt(value: object) -> str:
     return repr(value)[:_SHOWN]
 
 
@@ -332,7 +340,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0][:_SHOWN]
 
 
-def _tried(path: Path) -> dict[str, Any]:
+def _read_in_child(path: Path) -> dict[str, Any]:
     """The fields that a child read."""
     program = f"{__package__}.{Path(__file__).stem}"
     command = [sys.executable, "-P", "-m", program, str(path)]

@@ -86,7 +86,7 @@ class TransformersLM(nn.Module):
         model = cls(ModelConfig.from_directory(path))
         state = stored_weights(path)
         check_finite(state, path)
-        model.load_hf_state(model._named(state))
+        model.load_hf_state(model._rename_weights(state))
         model.check_sampling()
         for parameter in model.parameters():  # not rotary angles, which need float32
             parameter.data = parameter.data.to(dtype)
@@ -149,14 +149,16 @@ class TransformersLM(nn.Module):
         # Without a config it keeps all positions, and masks alone are windows: it would drop those
         # outside a window that only config.json has, and the trainer's attention would not.
         cache = DynamicCache()
-        return self._cached(ids, mask, (mask.long().cumsum(1) - 1).clamp_(min=0), cache), cache
+        return self._forward_cached(
+            ids, mask, (mask.long().cumsum(1) - 1).clamp_(min=0), cache
+        ), cache
 
     def step(self, tokens: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
         """Append tokens i64[N] to the cached sequences, at `positions` i64[N]; `mask` bool[N, T]
         covers them too. Returns their hidden states [N, hidden]."""
-        return self._cached(tokens[:, None], mask, positions[:, None], cache)
+        return self._forward_cached(tokens[:, None], mask, positions[:, None], cache)
 
-    def _cached(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
+    def _forward_cached(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
         options = {"position_ids": positions} if self._takes_positions else {}
         outputs = self.inner.get_decoder()(
             input_ids=ids,
@@ -185,7 +187,7 @@ class TransformersLM(nn.Module):
             for name, weight in weights.items():
                 weight.copy_(state[name])
 
-    def _named(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _rename_weights(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """The weights of a file under this model's names. Files of transformers' first models, such
         as gpt2 and bloom, have the names of the decoder alone, and masks of positions."""
         prefix = f"{self.inner.base_model_prefix}."

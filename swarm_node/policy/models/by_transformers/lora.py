@@ -29,7 +29,7 @@ class TransformersAdapter(TrainedAdapter):
         super().__init__(model.hf_weights, model.inner, _targets(model), rank, base=base, seed=seed)
 
     @contextmanager
-    def disabled(self) -> Iterator[None]:
+    def disable(self) -> Iterator[None]:
         self.switch(on=False)
         try:
             yield

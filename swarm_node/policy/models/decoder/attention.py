@@ -32,7 +32,7 @@ _MOST_HEAD, _AMPERE = 256, (8, 0)
 
 def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The `Attend` in which a token attends to itself and to those before it."""
-    return _fused(*_of_one_type(query, key, value))
+    return _fused_attention(*_of_one_type(query, key, value))
 
 
 def within(segments: Tensor, device: torch.device) -> tuple[Attend, Tensor]:
@@ -57,8 +57,8 @@ class Masked:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         query, key, value = _of_one_type(query, key, value)
-        self._mask = _added(self._mask, query.dtype)
-        return _fused(query, key, value, self._mask)
+        self._mask = _mask_to_bias(self._mask, query.dtype)
+        return _fused_attention(query, key, value, self._mask)
 
 
 class Spans:
@@ -90,13 +90,13 @@ class Spans:
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         batch, length = query.shape[:2]
         query, key, value = _of_one_type(query, key, value)
-        key, value = self._copied(key), self._copied(value)
+        key, value = self._copy_spans(key), self._copy_spans(value)
         output = (self._at_once if _flash(query) else self._one_by_one)(
             query.flatten(0, 1), key, value
         )
         return output.reshape(batch, length, -1)
 
-    def _copied(self, part: Tensor) -> Tensor:
+    def _copy_spans(self, part: Tensor) -> Tensor:
         """Keys or values [sum of the spans' keys, heads, d] of [B, T, heads, d]."""
         # An embedding's backward pass adds the copies up in float32, in the same order every time.
         copies = F.embedding(self._key_indices, part.flatten(2).flatten(0, 1))
@@ -108,7 +108,7 @@ class Spans:
         options: dict[str, Any] = {"enable_gqa": True}
         if not _groups_heads(varlen_attn):
             options, times = {}, query.shape[1] // key.shape[1]
-            key, value = _repeated(key, times), _repeated(value, times)
+            key, value = _repeat_heads(key, times), _repeat_heads(value, times)
         output = varlen_attn(
             query,
             key,
@@ -129,7 +129,7 @@ class Spans:
         )
         return torch.cat(
             [
-                _fused(q[None], k[None], v[None], self._mask(len(q), len(k), q))[0]
+                _fused_attention(q[None], k[None], v[None], self._mask(len(q), len(k), q))[0]
                 for q, k, v in spans
             ]
         )
@@ -145,7 +145,7 @@ class Spans:
         size = queries, keys
         if size not in self._masks:
             self._masks[size] = torch.ones(size, dtype=torch.bool).tril(keys - queries)
-        self._masks[size] = _added(self._masks[size], prototype.dtype)
+        self._masks[size] = _mask_to_bias(self._masks[size], prototype.dtype)
         return self._masks[size]
 
 
@@ -168,12 +168,14 @@ def _spans(segments: NDArray[np.int64]) -> Iterator[tuple[range, int, int]]:
             yield prompt if numbers[begin] > 0 else range(0), start + begin, start + end
 
 
-def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> Tensor:
+def _fused_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
+) -> Tensor:
     """[B, Tq, heads * d] for query [B, Tq, heads, d], and key and value [B, Tk, key/value heads,
     d]; causal without a mask, and then Tq is Tk."""
     times = query.shape[2] // key.shape[2]
     if query.is_cuda and not _flash(query):
-        key, value = _repeated(key, times), _repeated(value, times)
+        key, value = _repeat_heads(key, times), _repeat_heads(value, times)
         times = 1
     output = F.scaled_dot_product_attention(
         query.transpose(1, 2),
@@ -186,7 +188,7 @@ def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     return output.transpose(1, 2).flatten(2)
 
 
-def _repeated(part: Tensor, times: int) -> Tensor:
+def _repeat_heads(part: Tensor, times: int) -> Tensor:
     """Keys or values [..., heads, d] with each head `times` times. Autograd keeps them, which a
     plan of the memory knows (`placement.repeats_heads`)."""
     return part.repeat_interleave(times, dim=-2)
@@ -197,7 +199,7 @@ def _groups_heads(varlen_attn: Callable[..., Any]) -> bool:
     return "enable_gqa" in signature(varlen_attn).parameters
 
 
-def _added(mask: Tensor, dtype: torch.dtype) -> Tensor:
+def _mask_to_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a mask of booleans to a bias that is added to scores of type `dtype`; a bias is
     returned as it is. From booleans torch would make it anew in every layer, and keep it for the
     backward pass."""

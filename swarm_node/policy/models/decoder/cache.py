@@ -44,14 +44,14 @@ class KeyValueCache:
         return self.bias.shape[-1]
 
     @property
-    def _masked(self) -> float:
+    def _masked_bias(self) -> float:
         """The bias of a slot that is not attended to."""
         return torch.finfo(self.bias.dtype).min
 
     @property
-    def _unused(self) -> float:
+    def _unused_bias(self) -> float:
         """The bias of a slot that is not in use yet: without a window no step sees it."""
-        return 0.0 if self.window is None else self._masked
+        return 0.0 if self.window is None else self._masked_bias
 
     def fill(self, key_values: Sequence[tuple[Tensor, Tensor]], mask: Tensor, rows: Tensor) -> None:
         """Take over key and value [B, T, key/value heads, d] of each layer: sequence n begins with
@@ -64,10 +64,10 @@ class KeyValueCache:
             values = self.values[layer].view(n, heads, -1, d)
             values[:, :, :slots] = value.transpose(1, 2).index_select(0, rows)
         bias = self.bias.view(n, -1, self.capacity)
-        bias.fill_(self._unused)
+        bias.fill_(self._unused_bias)
         token_mask = mask.index_select(0, rows)[:, None]
         padding = torch.zeros_like(token_mask, dtype=bias.dtype).masked_fill_(
-            ~token_mask, self._masked
+            ~token_mask, self._masked_bias
         )
         bias[:, :, :slots] = padding
         self.positions.copy_(mask.sum(1).index_select(0, rows))
@@ -92,9 +92,9 @@ class KeyValueCache:
             values = self.values[layer].view(n, heads, -1, d)
             values[places, :, span] = value.transpose(1, 2).index_select(0, rows)
         token_mask = mask.index_select(0, rows)
-        bias = self.bias.new_full((len(rows), 1, self.capacity), self._masked)
+        bias = self.bias.new_full((len(rows), 1, self.capacity), self._masked_bias)
         bias[:, 0, span].masked_fill_(token_mask, 0.0)
-        bias[:, 0, end:] = self._unused
+        bias[:, 0, end:] = self._unused_bias
         self.bias.view(n, -1, self.capacity)[places] = bias
         self.positions[places] = mask.sum(1).index_select(0, rows)
 
@@ -109,12 +109,12 @@ class KeyValueCache:
             keys[:, :, target] = keys[:, :, source].clone()
             values[:, target] = values[:, source].clone()
         self.bias[:, :, target] = self.bias[:, :, source].clone()
-        self.bias[:, :, : end - count] = self._masked
-        self.bias[:, :, end:] = self._unused
+        self.bias[:, :, : end - count] = self._masked_bias
+        self.bias[:, :, end:] = self._unused_bias
         self.length = end
         self.slot.fill_(end)
 
-    def bound(self) -> None:
+    def bound_positions(self) -> None:
         """Keep all positions within the model's tables. Those of sequences that have ended grow on,
         because these stay in the batch while others take new places."""
         self.positions.clamp_(max=self.capacity - 1)
@@ -125,10 +125,10 @@ class KeyValueCache:
         head_rows = (rows[:, None] * heads + torch.arange(heads, device=rows.device)).flatten()
         span = slice(0, self.length)
         for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            self.keys[layer] = _moved(keys, head_rows, (slice(None), span))
-            self.values[layer] = _moved(values, head_rows, (span,))
-        self.bias = _moved(self.bias, head_rows, ())
-        self.positions = _moved(self.positions, rows, ())
+            self.keys[layer] = _move_rows(keys, head_rows, (slice(None), span))
+            self.values[layer] = _move_rows(values, head_rows, (span,))
+        self.bias = _move_rows(self.bias, head_rows, ())
+        self.positions = _move_rows(self.positions, rows, ())
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Append one token per sequence in `layer` and attend to all of it.
@@ -226,7 +226,7 @@ class KeyValueMemory:
         )
 
 
-def _moved(tensor: Tensor, rows: Tensor, spans: tuple[slice, ...]) -> Tensor:
+def _move_rows(tensor: Tensor, rows: Tensor, spans: tuple[slice, ...]) -> Tensor:
     """Copy `rows` of `tensor` to its first rows, each row cut to the part `spans`. Return the first
     rows."""
     target = tensor[: len(rows)]

@@ -246,7 +246,7 @@ class CausalLM(nn.Module):
     def step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """Append tokens i64[N] to the cached sequences; their hidden states [N, hidden]. The same
         call gives the same until `cache.advance`."""
-        x = self._embedded(tokens)
+        x = self._embed(tokens)
         cos, sin = self.rotary(cache.capacity, self.embedding)
         cos = cos.index_select(0, cache.positions)[:, None]
         sin = sin.index_select(0, cache.positions)[:, None]
@@ -272,7 +272,7 @@ class CausalLM(nn.Module):
         """
         views = dict(self.hf_views())
         check_weights(views, state, {"lm_head.weight"})
-        matrices = self._held()
+        matrices = self._four_bit_modules()
         with torch.no_grad():
             for name, parameter in self.named_parameters():
                 parts = dict(hf_parts(self.config, name, parameter))
@@ -292,7 +292,7 @@ class CausalLM(nn.Module):
         self, ids: Tensor, segments: Tensor | None, collect: list[tuple[Tensor, Tensor]] | None
     ) -> Tensor:
         length = ids.shape[1]
-        x = self._embedded(ids)
+        x = self._embed(ids)
         cos, sin = self.rotary(length, self.embedding)
         attend: Attend = causal
         if segments is None:
@@ -312,7 +312,7 @@ class CausalLM(nn.Module):
                 collect.append((key, value))
         return self._normalise(x)
 
-    def _embedded(self, ids: Tensor) -> Tensor:
+    def _embed(self, ids: Tensor) -> Tensor:
         x = F.embedding(ids, self.embedding)
         return x.float() if x.dtype is torch.float16 else x
 
@@ -333,7 +333,7 @@ class CausalLM(nn.Module):
             steps = torch.arange(rows, dtype=torch.float32, device=device)
             frequencies, scaling = 1.0 / self.config.rope_theta**exponents, self.config.rope_scaling
             if scaling is not None:
-                scaled_freqs = [scaling.scaled(frequency) for frequency in frequencies.tolist()]
+                scaled_freqs = [scaling.scale(frequency) for frequency in frequencies.tolist()]
                 frequencies = torch.tensor(scaled_freqs, dtype=torch.float32, device=device)
             angles = torch.outer(steps, frequencies)
             cos, sin = angles.cos(), angles.sin()
@@ -350,12 +350,12 @@ class CausalLM(nn.Module):
 
     def hf_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The weights of `hf_views`, with matrices in four bits dequantized one at a time."""
-        matrices = self._held()
+        matrices = self._four_bit_modules()
         for name, parameter in self.named_parameters():
             weight = matrices[name].whole() if name in matrices else parameter
             yield from hf_parts(self.config, name, weight)
 
-    def _held(self) -> dict[str, FourBit]:
+    def _four_bit_modules(self) -> dict[str, FourBit]:
         return {
             f"layers.{index}.{site}": matrix
             for index, layer in enumerate(self.blocks())

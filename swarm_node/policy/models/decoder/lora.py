@@ -102,7 +102,7 @@ class TrainedAdapter(ABC):
                 parameter.copy_(state[name])
 
     @torch.no_grad()
-    def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    def merged_weights(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """The whole model's weights with the adapters added, under transformers' names."""
         state: dict[str, Tensor] = {}
         for name, weight in self._weights():
@@ -120,7 +120,7 @@ class TrainedAdapter(ABC):
         self._config(inference=True).save_pretrained(str(directory))
 
     @abstractmethod
-    def disabled(self) -> AbstractContextManager[None]:
+    def disable(self) -> AbstractContextManager[None]:
         """Inside this context the model computes its base policy."""
 
     def _config(self, *, inference: bool) -> Any:
@@ -146,7 +146,7 @@ class Adapter(TrainedAdapter):
         self._attach()
 
     @contextmanager
-    def disabled(self) -> Iterator[None]:
+    def disable(self) -> Iterator[None]:
         for layer in self._model.blocks():
             layer.adapter = None
         try:
@@ -161,7 +161,7 @@ class Adapter(TrainedAdapter):
                 site: [self._layers[prefix + path] for path in paths]
                 for site, paths in _SITES.items()
             }
-            layer.adapter = partial(_added, parts)
+            layer.adapter = partial(_adapter_outputs, parts)
 
 
 def _peft() -> Any:
@@ -200,7 +200,7 @@ class PublishedAdapter:
                 "the adapter does not fit this model: it has other projections or sizes"
             )
         new = [
-            {site: _fused(state, index, paths, embedding) for site, paths in _SITES.items()}
+            {site: _fuse_factors(state, index, paths, embedding) for site, paths in _SITES.items()}
             for index in range(model.config.num_hidden_layers)
         ]
         if _shapes(new) == _shapes(self._factors):
@@ -222,7 +222,7 @@ class PublishedAdapter:
         return was_active
 
 
-def _fused(
+def _fuse_factors(
     state: Mapping[str, Tensor], index: int, paths: Sequence[str], prototype: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The factors of the projections `paths` of one layer, joined for their fused product, in the
@@ -244,7 +244,7 @@ def _added_at_once(factors: Mapping[str, tuple[Tensor, Tensor]], site: str, x: T
     return F.linear(F.linear(x, down), up)
 
 
-def _added(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:
+def _adapter_outputs(parts: Mapping[str, Sequence[Any]], site: str, x: Tensor) -> Tensor:
     """The outputs for x [..., in] of the adapters whose projections are fused at `site`, joined."""
     # The factor goes to the products between, which are narrow.
     outputs = [part.lora_B[ADAPTER](SCALE * part.lora_A[ADAPTER](x)) for part in parts[site]]

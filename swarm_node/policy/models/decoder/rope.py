@@ -64,7 +64,7 @@ class RopeScaling:
         fields = asdict(self)
         return {name: fields[name] for name in ("rope_type", *SCALINGS[self.rope_type])}
 
-    def scaled(self, frequency: float) -> float:
+    def scale(self, frequency: float) -> float:
         """The angle by which a position turns a pair of dimensions, from that of plain positions;
         transformers' `_compute_llama3_parameters`."""
         if self.rope_type == "linear":

@@ -59,7 +59,7 @@ def gguf_model(path: Path) -> tuple[ModelConfig, Quantised]:
         return _config(Path(place), config), Quantised(path.name, header.encodings)
 
 
-def quantised(directory: Path) -> Quantised | None:
+def read_quantization(directory: Path) -> Quantised | None:
     """What the weights in a model's directory were dequantised from; None for any other.
 
     Raises:
@@ -80,7 +80,7 @@ def is_dequantised(path: Path) -> bool:
         return False
 
 
-def dequantised(
+def dequantized_directory(
     path: Path,
     admit: Callable[[ModelConfig], object],
     notify: Callable[[Dequantising | WaitingForLock], object],
@@ -103,7 +103,7 @@ def dequantised(
         make_private(cache)
         _check_private(cache.parent, cache)
         staging = place.with_suffix(".new")
-        with _locked(place.with_suffix(".lock"), lambda: notify(WaitingForLock(path))):
+        with _lock_directory(place.with_suffix(".lock"), lambda: notify(WaitingForLock(path))):
             if place.is_dir():
                 _check_private(place)
                 admit(ModelConfig.from_directory(place))
@@ -141,7 +141,7 @@ def _check_private(*directories: Path) -> None:
 
 
 @contextmanager
-def _locked(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
+def _lock_directory(path: Path, waiting: Callable[[], object]) -> Iterator[None]:
     """Hold the lock of a directory: a second start waits for the first, and then uses what it
     wrote."""
     with open_lock(path) as file:
@@ -180,7 +180,7 @@ def _write(
     files["generation_config.json"] = json.dumps(ends, indent=2).encode()
     note = {"file": header.path.name, "encodings": header.encodings}
     files[_NOTE] = json.dumps(note, indent=2).encode()
-    size = sum(_stored(weight.tensor)[1] for weight in weights)
+    size = sum(_storage_type(weight.tensor)[1] for weight in weights)
     free = shutil.disk_usage(place).free
     if size + _SPARE_BYTES > free:
         raise ModelError(
@@ -206,7 +206,7 @@ def _write(
         sync(path)
 
 
-def _stored(tensor: StoredTensor) -> tuple[str, int]:
+def _storage_type(tensor: StoredTensor) -> tuple[str, int]:
     """The type in which a tensor's weights lose nothing, and their bytes."""
     kind, width = _SAFETENSORS[_KEPT.get(tensor.encoding.name, "float32")]
     count = tensor.size // tensor.encoding.size * tensor.encoding.weights
@@ -218,7 +218,7 @@ def _preamble(weights: Sequence[Weight]) -> bytes:
     table: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for weight in weights:
-        kind, size = _stored(weight.tensor)
+        kind, size = _storage_type(weight.tensor)
         table[weight.name] = {
             "dtype": kind,
             "shape": list(weight.tensor.shape),

@@ -128,7 +128,7 @@ def read_header(path: Path) -> Header:
             f"cannot read {path}: {reason_of(error)}", "name the model's place with --model"
         ) from error
     try:
-        return _parsed(path, data, size)
+        return _parse_header(path, data, size)
     except _FaultError as fault:
         raise ModelError(f"{path}: {fault}: download or convert it again") from fault
 
@@ -195,7 +195,7 @@ def _decimal(value: float) -> float:
     return value
 
 
-def _parsed(path: Path, data: bytes, size: int) -> Header:
+def _parse_header(path: Path, data: bytes, size: int) -> Header:
     rest = _Bytes(data)
     if rest.take(4) != b"GGUF":
         raise _FaultError("it is no GGUF file")

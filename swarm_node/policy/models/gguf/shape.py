@@ -183,7 +183,7 @@ def _rope(header: Header, keys: Mapping[str, Any], theta: float, head_size: int)
     angles = [theta ** (-place / len(divisors)) for place in range(len(divisors))]
     scaling = RopeScaling("llama3", factor, **_LLAMA3) if 1 <= factor < _MOST else None
     if scaling is None or not all(
-        math.isclose(divisor, angle / scaling.scaled(angle), rel_tol=1e-4)
+        math.isclose(divisor, angle / scaling.scale(angle), rel_tol=1e-4)
         for divisor, angle in zip(divisors, angles, strict=True)
     ):
         raise refuse(header, f"{_FREQUENCIES} is not the scaling of Llama 3.1 or 3.2")
@@ -236,7 +236,7 @@ def weights_of(header: Header, config: Mapping[str, Any]) -> list[Weight]:
     Raises:
         ModelError: a tensor is missing, has another shape, or is not expected.
     """
-    specs = dict(_expected(config))
+    specs = dict(_expected_tensors(config))
     missing_names = [name for name in specs if name not in header.tensors]
     extra_names = sorted(header.tensors.keys() - specs.keys() - {_FREQUENCIES})
     if missing_names or extra_names:
@@ -257,7 +257,9 @@ def weights_of(header: Header, config: Mapping[str, Any]) -> list[Weight]:
     return weights
 
 
-def _expected(config: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, tuple[int, ...], int]]]:
+def _expected_tensors(
+    config: Mapping[str, Any],
+) -> Iterator[tuple[str, tuple[str, tuple[int, ...], int]]]:
     """Names in the file with names in transformers, shapes, and heads of permuted rows."""
     family, hidden_size = config["model_type"], config["hidden_size"]
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]

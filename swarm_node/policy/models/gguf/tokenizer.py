@@ -62,7 +62,7 @@ def tokenizer_files(header: Header, vocabulary: int) -> dict[str, bytes]:
         raise refuse(header, f"it has {len(texts)} tokens for {vocabulary} rows, or one twice")
     if not isinstance(kinds, list) or len(kinds) != len(texts):
         raise refuse(header, "tokenizer.ggml.token_type fits no list of tokens")
-    named_tokens = dict(_named(header, texts))
+    named_tokens = dict(_name_marks(header, texts))
     special_texts = {*named_tokens.values()}
     tokens = {
         text: place
@@ -77,13 +77,13 @@ def tokenizer_files(header: Header, vocabulary: int) -> dict[str, bytes]:
     else:
         raise refuse(header, f"its tokenizer is {str(model)[:_SHOWN]!r}, neither gpt2 nor llama")
     added_tokens = [
-        _added(texts[place], place, special=kind != _USER or texts[place] in special_texts)
+        _added_token(texts[place], place, special=kind != _USER or texts[place] in special_texts)
         for place, kind in enumerate(kinds)
         if kind in (_UNKNOWN, CONTROL, _USER) or texts[place] in special_texts
     ]
     bos_token = named_tokens.get("bos_token") if _begins(header) else None
     if bos_token is not None:
-        rules["post_processor"] = _begun(bos_token, tokens[bos_token])
+        rules["post_processor"] = _prefix_rule(bos_token, tokens[bos_token])
     tokenizer = {
         "version": "1.0",
         "truncation": None,
@@ -216,7 +216,7 @@ def _bpe(
     }
 
 
-def _named(header: Header, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _name_marks(header: Header, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
     for key, name in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):
         token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token is None:
@@ -232,7 +232,7 @@ def _begins(header: Header) -> bool:
     return header.metadata.get("tokenizer.ggml.add_bos_token", default) is True
 
 
-def _begun(text: str, token: int) -> dict[str, Any]:
+def _prefix_rule(text: str, token: int) -> dict[str, Any]:
     """The rule that begins a text with a token."""
     mark = {"SpecialToken": {"id": text, "type_id": 0}}
     single = [mark, {"Sequence": {"id": "A", "type_id": 0}}]
@@ -244,7 +244,7 @@ def _begun(text: str, token: int) -> dict[str, Any]:
     }
 
 
-def _added(text: str, token: int, special: bool) -> dict[str, Any]:
+def _added_token(text: str, token: int, special: bool) -> dict[str, Any]:
     return {
         **{"id": token, "content": text, "single_word": False, "lstrip": False, "rstrip": False},
         **{"normalized": False, "special": special},

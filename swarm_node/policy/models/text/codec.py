@@ -110,7 +110,7 @@ class Codec:
         self._around_reply = lru_cache(1)(self._split_template)
         self._system = ""
         if tokenizer.chat_template is not None:
-            prompt = self._templated([{"role": "user", "content": _ANSWERS[0]}], True)
+            prompt = self._apply_template([{"role": "user", "content": _ANSWERS[0]}], True)
             if _ANSWERS[0] not in prompt:
                 raise ModelError("the chat template leaves out what the user says", "mend it")
 
@@ -166,7 +166,7 @@ class Codec:
         mark = "-system-"
         messages = [{"role": "system", "content": mark}, {"role": "user", "content": _QUESTION}]
         try:
-            return self._tokenizer.chat_template is not None and mark in self._templated(
+            return self._tokenizer.chat_template is not None and mark in self._apply_template(
                 messages, True
             )
         except ModelError:
@@ -189,11 +189,11 @@ class Codec:
             if is_plain:
                 return PLAIN_PROMPT.format(*contents)
             pairs = zip(roles, contents, strict=True)
-            return self._templated(
+            return self._apply_template(
                 [{"role": role, "content": content} for role, content in pairs], True
             )
 
-        ids = self._texts.rendered(render, [message["content"] for message in messages])
+        ids = self._texts.encode_rendered(render, [message["content"] for message in messages])
         if max(ids, default=0) >= self.vocab_size:
             raise ModelError(f"the chat template writes token {max(ids)}, which the model lacks")
         return tuple([*self._begin, *ids] if is_plain else ids)
@@ -205,7 +205,7 @@ class Codec:
         end = self._tokenizer("a", add_special_tokens=False).input_ids
         return tuple(ids[: ids.index(end[0])] if end else ())
 
-    def _templated(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def _apply_template(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
         """`messages` rendered by the chat template, which runs in Jinja's sandbox.
 
         Raises:
@@ -230,7 +230,7 @@ class Codec:
             return []
         mark = "-answer-"
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
-        _, separator, tail = self._templated(messages, False).rpartition(mark)
+        _, separator, tail = self._apply_template(messages, False).rpartition(mark)
         if not separator:
             return []
         ids = self._tokenizer.encode(tail, add_special_tokens=False)
@@ -261,9 +261,9 @@ class Codec:
             {"role": "assistant" if mark in _ANSWERS else "user", "content": mark}
             for mark in (_QUESTION, *marks)
         ]
-        prompt = self._templated(messages[:1], True)
-        one_turn = _cut(self._templated(messages[:3], True), marks[:2])
-        two_turns = _cut(self._templated(messages, True), marks)
+        prompt = self._apply_template(messages[:1], True)
+        one_turn = _cut(self._apply_template(messages[:3], True), marks[:2])
+        two_turns = _cut(self._apply_template(messages, True), marks)
         if one_turn is None or two_turns is None:
             raise _no_turns("it leaves out or repeats what was said before")
         begin, prefix, suffix = one_turn

@@ -64,7 +64,9 @@ class TextEncoder:
         """
         return next(self._pieces(text))
 
-    def rendered(self, render: Callable[[Sequence[str]], str], texts: Sequence[str]) -> list[int]:
+    def encode_rendered(
+        self, render: Callable[[Sequence[str]], str], texts: Sequence[str]
+    ) -> list[int]:
         """Token ids of `render(texts)`. What `render` writes itself may be a mark; `texts` are
         text. If one of them has the name of a mark, `render` sees another text in its place, so
         that it finds no name either.
@@ -72,14 +74,14 @@ class TextEncoder:
         Raises:
             TypeError: a text has half a character (a lone surrogate).
         """
-        direct_ids, all_marks = self._encoded(render(texts))
+        direct_ids, all_marks = self._encode(render(texts))
         masked_text = render([_hidden(text, self._stand_in(n)) for n, text in enumerate(texts)])
-        _, marks = self._encoded(masked_text)
+        _, marks = self._encode(masked_text)
         # Two texts side by side can have a name together.
         extra_marks = Counter(mark.token for mark in all_marks) - Counter(
             mark.token for mark in marks
         )
-        if not extra_marks and not any(self._encoded(text)[1] for text in texts):
+        if not extra_marks and not any(self._encode(text)[1] for text in texts):
             return direct_ids
         contents = [text.strip() for text in texts]
         borders = [0, *(place for mark in marks for place in mark[1:]), len(masked_text)]
@@ -94,7 +96,7 @@ class TextEncoder:
             ids += [mark.token, *piece]
         return ids
 
-    def _encoded(self, text: str) -> tuple[list[int], list[_Mark]]:
+    def _encode(self, text: str) -> tuple[list[int], list[_Mark]]:
         """The ids of a text as the tokenizer encodes it, and the marks that it finds there."""
         encoding = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         ids: list[int] = encoding["input_ids"]

@@ -119,7 +119,7 @@ Request = StartEngine | Load | Rest | Sample | Count
 Reply = EngineStarted | Rested | Loaded | SampledRows | Counted
 
 
-def wanted(request: SampleRequest, rows: Sequence[Row]) -> tuple[Sample, list[int]]:
+def remaining_request(request: SampleRequest, rows: Sequence[Row]) -> tuple[Sample, list[int]]:
     """The request for the rest of those `rows` that have not ended, and their places among all."""
     places = [place for place, row in enumerate(rows) if row.finish is None]
     starts = [

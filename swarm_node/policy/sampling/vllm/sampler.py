@@ -37,8 +37,8 @@ from swarm_node.policy.sampling.sampler import (
     Row,
     SampleRequest,
     check_request,
-    extended,
-    finished,
+    extend_row,
+    finish_row,
 )
 from swarm_node.policy.sampling.vllm.engine import (
     MAX_TEMPERATURE,
@@ -60,7 +60,7 @@ from swarm_node.policy.sampling.vllm.messages import (
     SampledRows,
     StartEngine,
     ranking_of,
-    wanted,
+    remaining_request,
 )
 from swarm_node.policy.sampling.vllm.view import HeadPadding, write_view
 from swarm_node.policy.weights.base import base_index
@@ -163,7 +163,7 @@ class VllmSampler:
         return self._version
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """The engine's name, with the differences from its plan."""
         return f"vllm (async scheduling off: {self._in_turn})" if self._in_turn else "vllm"
 
@@ -219,7 +219,7 @@ class VllmSampler:
 
     def completion(self, row: Row) -> Completion:
         """A finished row with its text."""
-        return finished(row, self._codec.decode)
+        return finish_row(row, self._codec.decode)
 
     async def complete(
         self,
@@ -317,7 +317,7 @@ class VllmSampler:
     async def _attempt(
         self, request: SampleRequest, rows: list[Row], stop_event: asyncio.Event | None
     ) -> list[Row]:
-        message, places = wanted(request, rows)
+        message, places = remaining_request(request, rows)
         self._rows += len(places)
         patience = None  # own rows come first, however long that takes
         if not request.guest:
@@ -330,7 +330,7 @@ class VllmSampler:
             self._rows -= len(places)
         rows, lengths = list(rows), [len(row.token_ids) for row in rows]
         for place, new in zip(places, reply.rows, strict=True):
-            rows[place] = extended(
+            rows[place] = extend_row(
                 rows[place],
                 np.frombuffer(new.ids, np.uint32),
                 np.frombuffer(new.logprobs, np.float32),

@@ -73,7 +73,7 @@ class TrainingState:
             tensor.nbytes for part in (self.weights, self.optimizer) for tensor in part.values()
         )
 
-    def copied(self) -> TrainingState:
+    def copy_to_host(self) -> TrainingState:
         """The same state with copies of the tensors in main memory."""
         weights = {name: on_host(tensor) for name, tensor in self.weights.items()}
         optimizer = {name: on_host(tensor) for name, tensor in self.optimizer.items()}

@@ -87,7 +87,7 @@ class CheckpointWriter:
 
     def _write(self, state: TrainingState, copy: bool) -> Path:
         try:
-            snapshot = state.copied() if copy else state
+            snapshot = state.copy_to_host() if copy else state
         except (MemoryError, RuntimeError) as error:  # torch's own, if memory is short after all
             raise CheckpointError(f"a checkpoint cannot be copied: {error}") from error
         finally:

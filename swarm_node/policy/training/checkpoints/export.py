@@ -103,7 +103,9 @@ def write_export(
             if form == "peft" and adapter is not None:
                 adapter.save(place)
             else:
-                _write_model(adapter.merged() if adapter else model.hf_state(), model_dir, place)
+                _write_model(
+                    adapter.merged_weights() if adapter else model.hf_state(), model_dir, place
+                )
             for name in _TOKENIZER_FILES:
                 if (model_dir / name).is_file():
                     shutil.copyfile(model_dir / name, place / name)

@@ -177,20 +177,20 @@ def token_vectors(
     def spread(values: Sequence[float | bool], dtype: type[np.generic]) -> Tensor:
         return torch.from_numpy(np.repeat(np.asarray(values, dtype), sizes))
 
-    def joined(parts: Sequence[NDArray[np.generic]]) -> Tensor:
+    def join_parts(parts: Sequence[NDArray[np.generic]]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts))
 
     zeros = [np.zeros(size, np.float32) for size in sizes]
     return Tokens(
         logp=logp,
-        behaviour=joined(
+        behaviour=join_parts(
             [z if r.logprobs is None else r.logprobs for r, z in zip(rows, zeros, strict=True)]
         ),
         is_measured=spread([row.logprobs is not None for row in rows], np.bool_),
         advantage=spread([row.advantage for row in rows], np.float32),
         row=spread(range(len(rows)), np.int64),
-        staleness=joined([_behind(row, version) for row in rows]),
-        reference=joined([ref.logp for ref in references] if references else zeros),
+        staleness=join_parts([_behind(row, version) for row in rows]),
+        reference=join_parts([ref.logp for ref in references] if references else zeros),
         drift=spread(
             [ref.drift for ref in references] if references else [0.0] * len(rows), np.float32
         ),

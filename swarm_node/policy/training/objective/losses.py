@@ -88,7 +88,7 @@ class Tokens:
         """The tokens where `mask` bool[N] is true; rows keep their numbers."""
         return Tokens(*(getattr(self, field.name)[mask] for field in fields(self)))
 
-    def unmeasured(self, mask: Tensor) -> Tokens:
+    def mask_behavior_logprobs(self, mask: Tensor) -> Tokens:
         """The same tokens, with log μ not measured where `mask` bool[N] is true."""
         return replace(self, is_measured=self.is_measured & ~mask)
 
@@ -178,7 +178,7 @@ def check_claims(tokens: Tokens, claimed: Tensor) -> tuple[Tokens, int]:
     if not rows:
         return tokens, 0
     keep_mask = ~(outlier_mask & (tokens.advantage < 0))
-    return tokens.unmeasured(outlier_mask).select(keep_mask), rows
+    return tokens.mask_behavior_logprobs(outlier_mask).select(keep_mask), rows
 
 
 def reinforce(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
@@ -187,7 +187,7 @@ def reinforce(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tens
     delta = log_ratio(tokens, bounds).detach()
     clip_mask = torch.zeros_like(tokens.is_measured)
     weight = torch.ones_like(delta)
-    return _weighted(tokens, weight, size), statistics(tokens, bounds, delta, clip_mask)
+    return _weighted_loss(tokens, weight, size), statistics(tokens, bounds, delta, clip_mask)
 
 
 def dapo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
@@ -195,16 +195,16 @@ def dapo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, L
 
     Σ max(−A·ρ, −A·clip(ρ, 1 − low, 1 + high)) / N
     """
-    return _clipped(tokens, bounds, size.tokens)
+    return _clipped_loss(tokens, bounds, size.tokens)
 
 
 def dr_grpo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
     """Dr. GRPO (Liu et al., arXiv 2503.20783, section 3.2): the sum of `dapo`, divided by rows ×
     longest answer instead of N. It belongs with the advantage of the same name."""
-    return _clipped(tokens, bounds, size.rows * size.max_new_tokens)
+    return _clipped_loss(tokens, bounds, size.rows * size.max_new_tokens)
 
 
-def decoupled(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
+def decoupled_loss(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
     """Decoupled PPO (AReaL, arXiv 2505.24298, equation 5) with A-3PO's proximal policy π_p (arXiv
     2512.06547), which needs no forward pass: log π_p = log μ + α·(sg(log π) − log μ) with
     α = (v_prox − v_behave) / (v_now − v_behave) and v_prox = v_now − 1. So α = (d − 1)/d where μ is
@@ -234,7 +234,9 @@ def tis(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, Lo
     """Truncated importance sampling (Yao et al. 2025): Σ −sg(min(ρ, 2))·A·log π / N."""
     delta = log_ratio(tokens, bounds).detach()
     weight = delta.exp().clamp(max=TIS_CAP)
-    return _weighted(tokens, weight, size), statistics(tokens, bounds, delta, delta.exp() > TIS_CAP)
+    return _weighted_loss(tokens, weight, size), statistics(
+        tokens, bounds, delta, delta.exp() > TIS_CAP
+    )
 
 
 def icepop(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, LossSums]:
@@ -243,7 +245,7 @@ def icepop(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor,
     delta = log_ratio(tokens, bounds).detach()
     ratio = delta.exp()
     outside = (ratio < ICEPOP_LOW) | (ratio > ICEPOP_HIGH) | _at_cap(delta, bounds)
-    loss = _weighted(tokens, torch.where(outside, 0.0, ratio), size)
+    loss = _weighted_loss(tokens, torch.where(outside, 0.0, ratio), size)
     return loss, statistics(tokens, bounds, delta, outside)
 
 
@@ -252,7 +254,7 @@ def cispo(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, 
     the weight, not the update, so every token keeps a gradient."""
     delta = log_ratio(tokens, bounds).detach()
     weight = delta.exp().clamp(max=CISPO_CAP)
-    return _weighted(tokens, weight, size), statistics(
+    return _weighted_loss(tokens, weight, size), statistics(
         tokens, bounds, delta, (weight >= CISPO_CAP) | _at_cap(delta, bounds)
     )
 
@@ -316,7 +318,7 @@ def tba(tokens: Tokens, bounds: ClipBounds, size: BatchSize) -> tuple[Tensor, Lo
     return loss, statistics(tokens, bounds, log_ratio(tokens, bounds), clip_mask)
 
 
-def _clipped(tokens: Tokens, bounds: ClipBounds, denominator: int) -> tuple[Tensor, LossSums]:
+def _clipped_loss(tokens: Tokens, bounds: ClipBounds, denominator: int) -> tuple[Tensor, LossSums]:
     delta = log_ratio(tokens, bounds)
     ratio = delta.exp()
     clipped_ratio = ratio.clamp(1.0 - bounds.low, 1.0 + bounds.high)
@@ -329,7 +331,7 @@ def _clipped(tokens: Tokens, bounds: ClipBounds, denominator: int) -> tuple[Tens
     return per_token.sum() / denominator, statistics(tokens, bounds, delta, clip_mask)
 
 
-def _weighted(tokens: Tokens, weight: Tensor, size: BatchSize) -> Tensor:
+def _weighted_loss(tokens: Tokens, weight: Tensor, size: BatchSize) -> Tensor:
     """The policy gradient with a constant weight for each token."""
     return -(weight * tokens.advantage * tokens.logp).sum() / size.tokens
 
@@ -344,7 +346,7 @@ LOSSES: Mapping[LossName, LossFn] = MappingProxyType(
         "reinforce": reinforce,
         "dapo": dapo,
         "dr_grpo": dr_grpo,
-        "decoupled": decoupled,
+        "decoupled": decoupled_loss,
         "tis": tis,
         "icepop": icepop,
         "cispo": cispo,

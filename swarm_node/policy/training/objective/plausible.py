@@ -95,7 +95,7 @@ class OwnAnswers:
             raise ValueError("the checkpoint's log-probs of own answers are damaged")
         self._lows = deque((tuple(row) for row in lows.tolist()), maxlen=_MOST)
 
-    def stored(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """The values for a checkpoint. A restart without them would fall back to a fresh model's
         floors."""
         return np.array(self._lows, dtype="<f8").tobytes()

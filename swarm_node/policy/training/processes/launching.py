@@ -36,7 +36,7 @@ class Rendezvous(msgspec.Struct, frozen=True):
         }
 
     @staticmethod
-    def found() -> Rendezvous | None:
+    def from_environment() -> Rendezvous | None:
         """The meeting of this process; None if all processes are on one host."""
         text = os.environ.get(MEETING)
         return None if text is None else msgspec.json.decode(text, type=Rendezvous)

@@ -62,7 +62,7 @@ class Group(Ranks):
         only. The launcher of each host sets RANK and WORLD_SIZE, which count its processes."""
         self._local, local_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         #: Meeting with the other hosts; None without any.
-        self.discovery = Rendezvous.found()
+        self.discovery = Rendezvous.from_environment()
         self._budget = directory.parent / "token-budget"
         if self.discovery is None:
             self.index, self.count = self._local, local_size
@@ -103,7 +103,7 @@ class Group(Ranks):
         if device.type == "cuda":
             torch.cuda.set_device(device)
 
-    def trained(self, directory: Path, placement: Placement) -> CausalLM:
+    def load_sharded(self, directory: Path, placement: Placement) -> CausalLM:
         model = _without_memory(ModelConfig.from_directory(directory)).float()
         self._shard(model, placement)
         model.to_empty(device=torch.device(placement.device))
@@ -190,7 +190,7 @@ class Group(Ranks):
         dist.all_reduce(totals)
         return [float(value) for value in totals]
 
-    def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
+    def agree_on_path(self, find: Callable[[], Path | None], root: Path) -> Path | None:
         path, fault = None, ""
         if self.index == 0:
             try:

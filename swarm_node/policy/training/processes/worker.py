@@ -78,7 +78,7 @@ class TrainerHost:
         self.rng = b""
         if self._leads:
             remove_leftovers(checkpoints)
-        path = ranks.agreed(partial(newest_valid, checkpoints), checkpoints)
+        path = ranks.agree_on_path(partial(newest_valid, checkpoints), checkpoints)
         if path is not None:
             state = read(path)
             self.core.restore(state)

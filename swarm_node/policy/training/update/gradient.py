@@ -197,9 +197,9 @@ class GradientPass:
             result.loss += float(loss.detach())
             result.sums += sums
         self._ranks.add_gradients(self._parameters)
-        return self._added(result)
+        return self._all_reduce_sums(result)
 
-    def _added(self, result: Accumulated) -> Accumulated:
+    def _all_reduce_sums(self, result: Accumulated) -> Accumulated:
         """The sums over all processes."""
         counts = [result.loss, result.implausible_rows, result.tokens, result.entropy]
         parts = astuple(result.sums)

@@ -32,7 +32,7 @@ class Ranks:
             ModelError: other processes compute in another way.
         """
 
-    def trained(self, directory: Path, placement: Placement) -> PolicyModel:
+    def load_sharded(self, directory: Path, placement: Placement) -> PolicyModel:
         """`load_model` on its device, sharded: each process reads and holds a part of
         every parameter."""
         return load_model(directory).to(placement.device)
@@ -68,7 +68,7 @@ class Ranks:
         """The sum of each number over all processes."""
         return list(values)
 
-    def agreed(self, find: Callable[[], Path | None], root: Path) -> Path | None:
+    def agree_on_path(self, find: Callable[[], Path | None], root: Path) -> Path | None:
         """Return to all processes the directory of files that `find` gives in the first. A process
         of another host gets a copy of it below its own `root`.
 

@@ -162,7 +162,7 @@ class TrainerCore:
         """All weights under transformers' names, with the adapter merged, in the type of the matrix
         products. Only the first process gets them; the others get none. `take` converts each
         weight; by default it copies the weight to main memory."""
-        return self._copied(DTYPES[self.placement.products], take)
+        return self._copy_weights(DTYPES[self.placement.products], take)
 
     def state(
         self,
@@ -183,7 +183,7 @@ class TrainerCore:
             adapters = self.adapter.parameters.items()
             weights = {name: take(value, value.dtype) for name, value in adapters}
         else:
-            weights = self._copied(torch.float32, take)
+            weights = self._copy_weights(torch.float32, take)
         return TrainingState(
             version=self.version,
             updates=self._updates,
@@ -193,7 +193,7 @@ class TrainerCore:
             settings=self.settings.plain(),
             model=self._base,
             extra=extra,
-            own_answers=self._own_answers.stored(),
+            own_answers=self._own_answers.to_bytes(),
         )
 
     def restore(self, state: TrainingState) -> None:
@@ -277,16 +277,16 @@ class TrainerCore:
             model = make_base(model_dir, share, self.placement, four_bit=four_bit)
         else:
             # Trained weights stay float32: fewer bits would round the optimizer's small steps away.
-            model = self._ranks.trained(model_dir, self.placement)
+            model = self._ranks.load_sharded(model_dir, self.placement)
         model.recompute = self.settings.activation_checkpointing
         model.products = DTYPES[self.placement.products]
         return model
 
-    def _copied(
+    def _copy_weights(
         self, dtype: torch.dtype, take: Callable[[Tensor, torch.dtype], Tensor] = on_host
     ) -> dict[str, Tensor]:
         if self.adapter:
-            return {} if self._ranks.index else self.adapter.merged(dtype)
+            return {} if self._ranks.index else self.adapter.merged_weights(dtype)
         state: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             full_tensor = self._ranks.gather(parameter, self._ranks.local(parameter))
@@ -298,7 +298,7 @@ class TrainerCore:
     def _base_policy(self, model_dir: Path) -> ReferencePolicy:
         """The frozen base model: the model without its adapter, or else a copy."""
         if self.adapter:
-            return ReferencePolicy(self.model, self.adapter.disabled)
+            return ReferencePolicy(self.model, self.adapter.disable)
         return ReferencePolicy.from_directory(model_dir, self.placement)
 
     def _fits(self, row: TrainRow) -> bool:

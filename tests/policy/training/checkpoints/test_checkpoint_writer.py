@@ -35,13 +35,13 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
-        copied = TrainingState.copied
+        copied = TrainingState.copy_to_host
 
         def held(each: TrainingState) -> TrainingState:
             assert self.opened.wait(PATIENCE)
             return copied(each)
 
-        monkeypatch.setattr(TrainingState, "copied", held)
+        monkeypatch.setattr(TrainingState, "copy_to_host", held)
 
     def holds(self, act: Callable[[], object], waits: threading.Event | None = None) -> None:
         """`act` ends, and not before the gate is open; it sets `waits` when it begins to wait."""

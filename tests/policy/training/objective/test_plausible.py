@@ -169,7 +169,7 @@ def test_a_peers_row_beyond_own_ones_must_fit_a_micro_batch(random_qwen2: Path) 
 
 
 def test_what_is_known_of_own_answers_survives_a_restart() -> None:
-    answers = OwnAnswers(known(-0.3).stored())
+    answers = OwnAnswers(known(-0.3).to_bytes())
     assert answers.floors(1.0) == known(-0.3).floors(1.0)
     assert left_out([-4.0] * 8, answers)
 
@@ -206,6 +206,6 @@ def test_own_answers_are_remembered_as_if_one_by_one() -> None:
     together.note(rows)
     for each in rows:
         singly.note([each])
-    assert together.stored() == singly.stored()
+    assert together.to_bytes() == singly.to_bytes()
     expected = [least_likely(each.logprobs) for each in rows if each.logprobs is not None]
-    assert together.stored() == np.array(expected, "<f8").tobytes()
+    assert together.to_bytes() == np.array(expected, "<f8").tobytes()

@@ -145,7 +145,9 @@ def trained(
 def change(core: TrainerCore, model: Path) -> torch.Tensor:
     """How far all weights, adapters merged, are from those of the base model."""
     base = load_file(model / "model.safetensors")
-    now = core.adapter.merged(torch.float32) if core.adapter else core.state(b"", {}).weights
+    now = (
+        core.adapter.merged_weights(torch.float32) if core.adapter else core.state(b"", {}).weights
+    )
     return torch.cat([(now[name] - base[name]).flatten() for name in sorted(base)])
 
 
