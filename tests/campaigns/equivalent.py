@@ -10,27 +10,26 @@ EQUIVALENT: dict[str, str] = {
     "p2p/wire/envelope.py _Outer.body: MAX_SEALED_BYTES": "unpack has the same limit for the whole",
     "p2p/wire/envelope.py _Outer.key: 32": "the canonical encoding has no other length",
     "p2p/wire/envelope.py _Outer.signature: 64": "the canonical encoding has no other length",
-    "p2p/transports/hivemind/records.py HeartbeatRecords._bounded: "
+    "p2p/transports/hivemind/records.py HeartbeatRecords._is_bounded: "
     "len(record.subkey) <= _MAX_SUBKEY_BYTES": ("a peer id has one form, which is shorter"),
     "p2p/exchange/verify.py GroupVerifier._open: "
-    "self.seen(offer.author, header.epoch, header.seq)": (
+    "self.check_replay(offer.author, header.epoch, header.seq)": (
         "the window is looked at before the pull and at the admission; this look saves the judging"
     ),
     "p2p/limits/admission.py Severed.__contains__: isinstance(peer, str)": (
         "no other key is in the table"
     ),
-    "p2p/exchange/verify.py GroupVerifier._refuse_known: mine": "no author has the empty id",
     "p2p/membership/statements.py Signed.sealed: MAX_LIST_BYTES": "open_sealed has the same limit",
     "p2p/exchange/requests.py Asker.reject: peer_id is None": (
         "the directory knows nobody without an id"
     ),
-    "p2p/exchange/requests.py Asker._greet: not reached": "whom a dial reached is connected",
-    "coordinator/web.py Api._caller: not given.startswith(api.SCHEME)": "it is no base64 then",
-    "coordinator/web.py Api._caller: len(given) > _BASE64_CHARS + len(api.SCHEME)": (
+    "p2p/exchange/requests.py Asker._greet: not is_reachable": "whom a dial reached is connected",
+    "coordinator/web.py Api._caller: not header.startswith(api.SCHEME)": "it is no base64 then",
+    "coordinator/web.py Api._caller: len(header) > _BASE64_CHARS + len(api.SCHEME)": (
         "open_call has the same limit"
     ),
-    "coordinator/web.py Api._caller: not given.startswith(api.SCHEME) or "
-    "len(given) > _BASE64_CHARS + len(api.SCHEME)": "as both parts",
+    "coordinator/web.py Api._caller: not header.startswith(api.SCHEME) or "
+    "len(header) > _BASE64_CHARS + len(api.SCHEME)": "as both parts",
     "coordinator/web.py Api._caller: len(request.raw_path) > MAX_TARGET_CHARS": (
         "no call names a longer target"
     ),
@@ -40,15 +39,19 @@ EQUIVALENT: dict[str, str] = {
 #: Changes of `campaigns.drawn` that no test can miss, or none but a copy of the line, each with the
 #: reason.
 EQUIVALENT_CHANGES: dict[str, str] = {
-    "environments/workers/processes.py JudgeProcess.survey: 2 becomes 3": (
+    "environments/workers/processes.py ScoringWorker.survey: 2 becomes 3": (
         "a patience: the survey ends by itself after the seconds that it is given"
     ),
     "environments/workers/processes.py START_SECONDS: 600.0 becomes 1200.0": (
         "a patience: no test waits ten minutes for a start"
     ),
-    "environments/workers/syscalls.py _checked.refuse: 0 becomes 1": ("a return has no jumps"),
-    "node/metrics/health.py Steady.company.fresh: now - self._looked > HOLD_SECONDS becomes "
-    "(now - self._looked) >= (HOLD_SECONDS)": ("times of a clock are never exactly so far apart"),
+    "environments/workers/syscalls.py _check_arguments.refuse: 0 becomes 1": (
+        "a return has no jumps"
+    ),
+    "node/metrics/health.py Steady.connectivity.is_stale: now - self._looked_at > HOLD_SECONDS "
+    "becomes (now - self._looked_at) >= (HOLD_SECONDS)": (
+        "times of a clock are never exactly so far apart"
+    ),
     "node/loops/program_node.py _OPEN_TASKS: 8192 becomes 8193": (
         "a bound of memory, which the refusal names as it is"
     ),
@@ -62,8 +65,8 @@ EQUIVALENT_CHANGES: dict[str, str] = {
     "SAID_TEXTS) becomes (seconds) >= (max(_SLOW_SECONDS, info.score_seconds / SAID_TEXTS))": (
         "no measured time is exactly that long"
     ),
-    "simulation/report.py draw_learning.seen: True becomes False": ("the points are pairs"),
-    "simulation/report.py draw_learning: len(report.models) > 1 becomes (len(report.models)) "
+    "simulation/report.py plot_learning.train_curve: True becomes False": ("the points are pairs"),
+    "simulation/report.py plot_learning: len(report.models) > 1 becomes (len(report.models)) "
     ">= (1)": ("a legend of one curve: only who looks at the picture can tell"),
     "simulation/seeded.py _MEMBER_SECONDS: 86_400 becomes 86401": (
         "any certificate that outlives a simulation does"
