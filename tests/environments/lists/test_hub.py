@@ -102,15 +102,15 @@ def repository(place: Path) -> Path:
 
 
 def downloaded(home: Path, *repos: str, **more: str) -> list[str]:
-    """What `hub.downloaded` gives or says, a line each, in a process of its own, as huggingface_hub
+    """What `hub.download` gives or says, a line each, in a process of its own, as huggingface_hub
     reads its settings once."""
     program = (
         "import sys\n"
-        "from swarm_node.environments.lists.hub import HubRows, downloaded\n"
+        "from swarm_node.environments.lists.hub import HubRows, download\n"
         "from swarm_node.errors import ConfigError\n"
         "for repo in sys.argv[1:]:\n"
         "    try:\n"
-        "        place = downloaded(HubRows(repo, '', '', 'train'))\n"
+        "        place = download(HubRows(repo, '', '', 'train'))\n"
         "        print(place.name, *sorted(file.name for file in place.iterdir()))\n"
         "    except ConfigError as error:\n"
         "        print(error)\n"

@@ -99,7 +99,7 @@ LOOPS = {
     "meet": Place(lambda node, work: work.connectivity._discovery, "send_heartbeat"),
     "repair": Place(lambda node, work: node._reaching, "heal"),
     "try": Place(lambda node, work: work.connectivity._discovery, "try_peer", FEW),
-    "probe": Place(lambda node, work: node._parts.transport, "seen"),
+    "probe": Place(lambda node, work: node._parts.transport, "observed_address"),
     "relay": Place(lambda node, work: node._reaching, "keep"),
     "dial": Place(lambda node, work: node._dials, "check"),
     "link": Place(lambda node, work: node._reaching, "upgrade"),

@@ -29,54 +29,78 @@ ROWS = {name: row for name, row in vars(liveness).items() if isinstance(row, Bac
 #: Events with their times, and the next try.
 Events = list[tuple[float, str]]
 CASES: dict[str, tuple[Backoff, Events, float]] = {
-    "a peer fails once": (PEER, [(10, "failed")], 11),
+    "a peer fails once": (PEER, [(10, "record_failure")], 11),
     "a second failure is followed by a longer pause": (
-        *(PEER, [(10, "failed"), (11, "begin"), (11, "failed")]),
+        *(PEER, [(10, "record_failure"), (11, "begin"), (11, "record_failure")]),
         12.125,
     ),
     "requests that fail together are one failure": (
-        *(PEER, [(10, "failed"), (10.1, "failed"), (10.2, "failed")]),
+        *(PEER, [(10, "record_failure"), (10.1, "record_failure"), (10.2, "record_failure")]),
         11,
     ),
     "an answer forgives all": (
-        *(PEER, [(10, "failed"), (20, "failed"), (30, "failed"), (40, "answered"), (50, "failed")]),
+        *(
+            PEER,
+            [
+                (10, "record_failure"),
+                (20, "record_failure"),
+                (30, "record_failure"),
+                (40, "record_answer"),
+                (50, "record_failure"),
+            ],
+        ),
         51,
     ),
     "a greeting forgives nothing": (
-        *(PEER, [(10, "failed"), (20, "failed"), (21, "greeted"), (30, "failed")]),
+        *(
+            PEER,
+            [
+                (10, "record_failure"),
+                (20, "record_failure"),
+                (21, "record_greeting"),
+                (30, "record_failure"),
+            ],
+        ),
         32.5,
     ),
     "a failure that may be this node's own lengthens no pause": (
-        *(PEER, [(10, "failed"), (20, "failed"), (30, "own fault"), (40, "own fault")]),
+        *(
+            PEER,
+            [(10, "record_failure"), (20, "record_failure"), (30, "own fault"), (40, "own fault")],
+        ),
         41.25,
     ),
     "a hint brings the next try forward": (
-        *(PEER, [(t * 1000, "failed") for t in range(20)] + [(19_050, "soon")]),
+        *(PEER, [(t * 1000, "record_failure") for t in range(20)] + [(19_050, "soon")]),
         19_050,
     ),
     "hints are no reason to try every second": (
         PEER,
-        [(t * 1000, "failed") for t in range(20)]
-        + [(19_050, "soon"), (19_050, "begin"), (19_051, "failed"), (19_052, "soon")],
+        [(t * 1000, "record_failure") for t in range(20)]
+        + [(19_050, "soon"), (19_050, "begin"), (19_051, "record_failure"), (19_052, "soon")],
         19_056,
     ),
     "an early try that fails leaves the pause as it was": (
         PEER,
-        [(t * 1000, "failed") for t in range(20)]
-        + [(19_050, "soon"), (19_050, "begin"), (19_055, "failed")],
+        [(t * 1000, "record_failure") for t in range(20)]
+        + [(19_050, "soon"), (19_050, "begin"), (19_055, "record_failure")],
         19_300,
     ),
     "a try that nobody reports is given up": (PEER, [(10, "begin")], 10 + TRY_SECONDS),
-    "a peer that never answered waits for a minute": (UNMET, [(10, "failed")], 70),
-    "other addresses are tried at once": (UNMET, [(10, "failed"), (20, "renew")], 20),
+    "a peer that never answered waits for a minute": (UNMET, [(10, "record_failure")], 70),
+    "other addresses are tried at once": (UNMET, [(10, "record_failure"), (20, "renew")], 20),
     "other addresses are tried even during a try": (
-        *(UNMET, [(10, "failed"), (60, "begin"), (62, "renew")]),
+        *(UNMET, [(10, "record_failure"), (60, "begin"), (62, "renew")]),
         62,
     ),
-    "a teller of dead peers": (TELLER, [(10, "failed"), (12, "failed")], 16),
-    "a relay is left out as long each time": (RELAY, [(10, "failed"), (50, "failed")], 80),
+    "a teller of dead peers": (TELLER, [(10, "record_failure"), (12, "record_failure")], 16),
+    "a relay is left out as long each time": (
+        RELAY,
+        [(10, "record_failure"), (50, "record_failure")],
+        80,
+    ),
     "a direct link whose ends do not know their position": (
-        *(DIRECT, [(10, "begin"), (11, "failed"), (13, "begin"), (14, "failed")]),
+        *(DIRECT, [(10, "begin"), (11, "record_failure"), (13, "begin"), (14, "record_failure")]),
         16.5,
     ),
     "a direct link that cannot be": (DIRECT, [(10, "begin"), (11, "rest")], 131),
@@ -151,7 +175,17 @@ EVENTS = st.lists(
     st.tuples(
         st.floats(0.0, 4000.0),
         st.sampled_from(
-            ["begin", "failed", "own fault", "answered", "greeted", "busy", "soon", "renew", "rest"]
+            [
+                "begin",
+                "record_failure",
+                "own fault",
+                "record_answer",
+                "record_greeting",
+                "busy",
+                "soon",
+                "renew",
+                "rest",
+            ]
         ),
     ),
     max_size=60,

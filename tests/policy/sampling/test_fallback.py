@@ -43,7 +43,7 @@ class Engine(TorchSampler):
 
     failing = closed = False
     pid = None
-    described = "vllm"
+    description = "vllm"
 
     def refusal(self, request: SampleRequest) -> str:
         return "not with an engine"

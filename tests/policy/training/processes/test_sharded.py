@@ -169,10 +169,10 @@ def resident(kind):
 
 small, large, meeting = map(Path, sys.argv[1:])
 group = Group(meeting)
-group.trained(small, ON_CPU)  # imports what loading needs
+group.load_sharded(small, ON_CPU)  # imports what loading needs
 Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = resident("VmRSS")
-model = group.trained(large, ON_CPU)
+model = group.load_sharded(large, ON_CPU)
 print(resident("VmHWM") - before)
 group.close()
 """
