@@ -210,7 +210,7 @@ class Sources:
         return [(HOME_SOURCE, _nest({key: entry.value for key, entry in entries.items()})), *layers]
 
     def _given_sources(self, text: str) -> list[tuple[str, Mapping[str, Any]]]:
-        """As `_named`, without the home."""
+        """As `_named_sources`, without the home."""
         layers: list[tuple[str, Mapping[str, Any]]] = [(str(self.file), read_toml(text, self.file))]
         for key, value in _from_environ(self.environ).items():
             layers.append((variable_of(key), _nest({key: _parse_value(value)})))

@@ -42,7 +42,7 @@ _MARKUP = re.compile(r"(?<!\\)\[[a-z#/@][^\[]*?\]")
 
 class RefusingGroup(TyperGroup):
     """The commands of a program. An error of this program goes to stderr, with its exit code: see
-    `told`.
+    `format_error`.
     Help wraps at the width of the terminal only, and shows square brackets as they are. A character
     that the terminal lacks ends no command. With NO_COLOR, there are no colours."""
 

@@ -27,7 +27,7 @@ class Scenario:
         unseen texts.
     models: "tiny" or directories, dealt to the nodes in turn.
 
-    A study's scenario derives from it: `measured` and `plan` are its hooks.
+    A study's scenario derives from it: `is_measured` and `plan` are its hooks.
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.

@@ -171,7 +171,7 @@ def render_start(lines: Sequence[Line]) -> RenderableType:
 
 @contextmanager
 def single_keys(loop: asyncio.AbstractEventLoop, pressed: Callable[[str], None]) -> Iterator[None]:
-    """Gives each key that is typed to `pressed`, and shows none; Ctrl-C still interrupts. Without a
+    """Gives each key that is typed to `on_key`, and shows none; Ctrl-C still interrupts. Without a
     terminal there are no keys."""
     if not sys.stdin.isatty():
         yield

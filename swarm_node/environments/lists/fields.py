@@ -192,9 +192,9 @@ def _answers_in(row: Mapping[str, Any]) -> Sequence[str]:
 
 
 def right_text(row: Mapping[str, Any], name: str) -> str:
-    """The right answer of a row as a text: see `answer_of`. Of a text, what it marks (`marked`).
-    Numbers are written by `number_text`, true and false as Yes and No, and a list of one has its
-    one.
+    """The right answer of a row as a text: see `answer_of`. Of a text, what it marks
+    (`marked_answer`). Numbers are written by `number_text`, true and false as Yes and No, and a
+    list of one has its one.
 
     Raises:
         ValueError: there is none, or it is none of these.

@@ -178,8 +178,8 @@ def _shift_point(match: re.Match[str]) -> str:
 
 
 def tokens_of(text: str, *, group_digits: bool = True) -> list[Token]:
-    """The tokens of a text in words (`spelled`). `group_digits`: 1,234 and 1 234 are one number,
-    else several.
+    """The tokens of a text in words (`normalize_spelling`). `group_digits`: 1,234 and 1 234
+    are one number, else several.
 
     Signs of a formula ($) are left out, unless there is one alone: that is a dollar."""
     dollar = text.replace(r"\$", "").count("$") == 1

@@ -148,7 +148,7 @@ def _wordy(reading: Reading) -> bool:
 
 
 def read(tokens: Sequence[Token], depth: int = 0) -> Reading:
-    """The structure of `stripped` tokens."""
+    """The structure of tokens without marks around them."""
     tokens = tuple(tokens)
     if depth > _MAX_DEPTH:
         return Value(tokens)

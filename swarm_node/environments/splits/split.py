@@ -87,7 +87,7 @@ def release_needed(version: str) -> str:
 
 
 def release_remedy(text: str) -> str:
-    """As `release_needed`, for a text that ends with the words of `described`."""
+    """As `release_needed`, for a text that ends with the words of `describe_version`."""
     _, separator, release = text.rpartition(_OF)
     if separator and _RELEASE.fullmatch(release):
         return f"this node runs an older release and needs swarm-node {release} or newer"

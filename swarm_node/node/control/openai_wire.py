@@ -106,7 +106,7 @@ class TextRequest(_Sampling, frozen=True, kw_only=True):
 
     @property
     def top_logprob_count(self) -> int | None:
-        """See `ChatRequest.ranked`."""
+        """See `ChatRequest.top_logprob_count`."""
         return self.logprobs
 
 

@@ -153,7 +153,7 @@ class Tally:
     def count_sampled(
         self, group: RolloutGroup, prompt: str, observations: Sequence[Sequence[str]] = ()
     ) -> None:
-        """Count the answers of an own group, and keep some for the owner: see `Samples.own`."""
+        """Count the answers of an own group, and keep some for the owner: see `Samples.add_own`."""
         self.sums.sampled_tokens += sum(
             completion.token_ids.size for completion in group.completions
         )

@@ -1,5 +1,5 @@
 """Checks the facts that a start depends on: `swarm-node doctor` shows all findings, `join` the
-faults. Pure, but for `this_machine` and `timed`.
+faults. Pure, but for `this_machine` and `with_product_times`.
 
 An error makes a start impossible. A warning says that the node will not work as its owner expects.
 """

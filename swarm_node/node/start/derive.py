@@ -1,6 +1,6 @@
 """Settings of a start, resolved once (`resolve_start`), and their translation into those of the
-components: the only place for both. Pure, but for `resumed`, which reads what the newest checkpoint
-trains."""
+components: the only place for both. Pure, but for `resume_adapters`, which reads what the newest
+checkpoint trains."""
 
 from __future__ import annotations
 

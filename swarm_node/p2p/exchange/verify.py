@@ -419,7 +419,7 @@ def restored_groups(storage: Storage, environment: str, version: str) -> list[Ve
 
 def restored_group(row: StoredGroup) -> VerifiedGroup:
     """Rebuild a stored group, which passed all checks before it was stored. Replies are not stored:
-    see `GroupVerifier.rescored`.
+    see `GroupVerifier.rescore`.
 
     Raises:
         HomeError: the stored bytes are damaged.

@@ -176,7 +176,7 @@ class AddressBook:
     ) -> Known | None:
         """Choose a peer to try now. Return None if there is none. Peers for which `is_excluded`
         holds are left out, and so are `silent` ones, of which the caller knows. The caller reports
-        the result to `answered` or `failed`."""
+        the result to `record_answer` or `record_failure`."""
         entry = None
         while self._first and entry is None:
             first = self._entries.get(self._first.popleft())

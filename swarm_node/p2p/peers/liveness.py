@@ -4,11 +4,11 @@ The table below holds every pause, and `Retry` the state of one thing that is tr
 
 | event | next try |
 | --- | --- |
-| `failed` | after the pause of its row, which grows with the failures and with the silence |
-| `failed` before the pause was over | when the pause is over: an early try lengthens none |
-| `failed`, and the fault may be this node's own (not `counts`) | after the same pause as before |
-| `answered` | at once, and the next pause is the first again |
-| `greeted`: it asked this node to be asked | at once, and the next pause is no shorter |
+| `record_failure` | after its row's pause, which grows with the failures and with the silence |
+| `record_failure` before the pause was over | when the pause is over: an early try lengthens none |
+| `record_failure` without `counts`: the fault may be this node's | after the same pause as before |
+| `record_answer` | at once, and the next pause is the first again |
+| `record_greeting`: it asked this node to be asked | at once, and the next pause is no shorter |
 | `soon`: it asked something, or what was lost with it answers | SOON_SECONDS after the last try |
 | `renew`: it has new addresses, or its link was lost | at once |
 | `rest`: it answered all it can for now | after the longest pause |

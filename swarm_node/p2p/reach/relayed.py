@@ -234,7 +234,7 @@ class Answered:
     def check_request(
         self, asker: str, member: bool, body: Request, wall: float
     ) -> Rejected | None:
-        """See `Replays.refused`."""
+        """See `Replays.check_request`."""
         rejection = self._replays.check_request(asker, member, body, wall)
         if rejection is None and self._journal is not None:
             author = asker if member else ""

@@ -7,9 +7,9 @@ the daemon answers:
 
 | event | limits |
 | --- | --- |
-| `failed`: a start did not end in time | double |
-| `alarmed`: it was silent, and its process lived | double: nobody knows if it was stuck |
-| `answered` quickly, HEALTHY_SECONDS after the last change | half, and at least the first ones |
+| `record_failure`: a start did not end in time | double |
+| `record_false_alarm`: a daemon was silent, and its process lived | double: it may not be stuck |
+| `record_answer`: quick, HEALTHY_SECONDS after the last change | half, at least the first ones |
 
 Silence counts only while this node's own timers fire in time (`on_time`). A node that was stopped,
 or that gets no processor, cannot tell that others are silent.

@@ -46,7 +46,7 @@ class TrainRow:
     `completion_ids` are what a policy sampled, in all turns of a multi-turn rollout. What stands
     between two turns is in `observations`: the model reads it, and it is never trained on. So
     everything that counts or weighs tokens takes `completion_ids`, and only the model's input is
-    `written`.
+    `written_ids`.
 
     `logprobs` f32[T] are those of the policy that sampled the tokens. None stands for the current
     policy: the ratio is 1. `versions` i64[T] are the versions of our policy that sampled each

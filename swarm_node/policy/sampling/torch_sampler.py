@@ -143,7 +143,7 @@ class TorchSampler:
 
     @property
     def description(self) -> str:
-        """See `FallbackSampler.described`."""
+        """See `FallbackSampler.description`."""
         return "torch"
 
     @property

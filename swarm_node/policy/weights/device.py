@@ -128,7 +128,7 @@ def shareable() -> Iterator[None]:
 
 
 def export_buffer(buffer: Tensor) -> list[Any]:
-    """The handle of memory on a GPU, for `imported` in another process: the arguments of
+    """The handle of memory on a GPU, for `import_buffer` in another process: the arguments of
     `UntypedStorage._new_shared_cuda`, with bytes as hexadecimal text. The memory is one that was
     allocated as `shareable`. Export each once, and name the handle to a reader only when all
     writing is done: a reader waits for no event."""

@@ -239,7 +239,7 @@ def _shapes(factors: Sequence[Mapping[str, tuple[Tensor, Tensor]]]) -> list[list
 
 
 def _added_at_once(factors: Mapping[str, tuple[Tensor, Tensor]], site: str, x: Tensor) -> Tensor:
-    """The result of `_added`, by two products."""
+    """The result of `_adapter_outputs`, by two products."""
     down, up = factors[site]
     return F.linear(F.linear(x, down), up)
 
