@@ -51,12 +51,12 @@ PLAIN = {
 LONG = [unit * (65536 // len(unit)) for unit in ("<answer>", "9", "((1+", "\\boxed{", "$", "1, ")]
 
 
-def rows(environment: Environment, most: int, seed: int) -> list[Task]:
+def rows(environment: Environment, row_count: int, seed: int) -> list[Task]:
     """Tasks of as many rows as asked, drawn by a seed."""
     family = environment.families[0]
     places = list(range(environment.sizes[family][0]))  # type: ignore[attr-defined]
     random.Random(seed).shuffle(places)
-    refs = [TaskRef(environment.name, environment.version, family, n) for n in places[:most]]
+    refs = [TaskRef(environment.name, environment.version, family, n) for n in places[:row_count]]
     return [environment.derive(ref) for ref in refs]
 
 
@@ -74,23 +74,25 @@ def rival(text: str, right: str) -> bool:
 def as_latex(first: str, second: str) -> bool:
     """Whether math-verify finds two right answers equal, read as LaTeX both."""
     config = [LatexExtractionConfig()]
-    read = [
+    parsed_answers = [
         parse(f"${each.strip('$')}$", config, fallback_mode="no_fallback", parsing_timeout=None)
         for each in (first, second)
     ]
-    return within_time(lambda: bool(verify(*read, timeout_seconds=None)))
+    return within_time(lambda: bool(verify(*parsed_answers, timeout_seconds=None)))
 
 
 def shares(tasks: Sequence[Task], score: Callable[[Task, str], float]) -> list[float]:
     """For each form, the share of tasks whose right answer scores 1 in it."""
-    found = []
+    accepted_shares = []
     for name, form in FORMS.items():
         golds = [
             (task, task.payload.answer.strip("$") if "$" in name else task.payload.answer)
             for task in tasks
         ]
-        found.append(sum(score(task, form.format(gold)) for task, gold in golds) / len(tasks))
-    return found
+        accepted_shares.append(
+            sum(score(task, form.format(gold)) for task, gold in golds) / len(tasks)
+        )
+    return accepted_shares
 
 
 def respelled(gold: str) -> str:
@@ -102,7 +104,7 @@ def respelled(gold: str) -> str:
 
 def changed(gold: str) -> str:
     """A right answer with another last digit."""
-    return re.sub(r"\d(?=\D*$)", lambda found: str((int(found[0]) + 1) % 10), gold)
+    return re.sub(r"\d(?=\D*$)", lambda match: str((int(match[0]) + 1) % 10), gold)
 
 
 def spelling(
@@ -122,12 +124,12 @@ def strangers(environment: Environment, tasks: Sequence[Task], seed: int) -> tup
     accepted = unequal = 0
     for _ in range(PAIRS):
         first, second = draw.sample(tasks, 2)
-        given, right = first.payload.answer, second.payload.answer
-        if given.split() != right.split() and environment.score(
-            second, f"<answer>{given}</answer>"
+        other_answer, right_answer = first.payload.answer, second.payload.answer
+        if other_answer.split() != right_answer.split() and environment.score(
+            second, f"<answer>{other_answer}</answer>"
         ):
             accepted += 1
-            unequal += not as_latex(given, right)
+            unequal += not as_latex(other_answer, right_answer)
     return accepted, unequal
 
 
@@ -135,9 +137,9 @@ def slowest(environment: Environment, task: Task) -> float:
     """CPU milliseconds of the slowest text of 64 kB."""
     takes = []
     for text in LONG:
-        begun = time.process_time()
+        cpu_start = time.process_time()
         environment.score(task, text)
-        takes.append(1000 * (time.process_time() - begun))
+        takes.append(1000 * (time.process_time() - cpu_start))
     return max(takes)
 
 
@@ -147,13 +149,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=150)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--answer-field", default="", help="as of `swarm-node env check`")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     quieten()
     heads = [*FORMS, "plain text", "other digit"]
     print(f"{'set':13} {'':11} {'  '.join(f'{name:>16}' for name in heads)}")
-    for file in given.files:
-        environment = create(file, scoring="math", answer=given.answer_field)
-        tasks = rows(environment, given.rows, given.seed)
+    for file in arguments.files:
+        environment = create(file, scoring="math", answer=arguments.answer_field)
+        tasks = rows(environment, arguments.rows, arguments.seed)
         scorers: dict[str, Callable[[Task, str], float]] = {
             "swarm-node": environment.score,
             "math-verify": lambda task, text: float(rival(text, task.payload.answer)),
@@ -165,7 +167,7 @@ def main() -> None:
                 columns.append(f"{share:.3f} of {count}")
             cells = "  ".join(f"{column:>16}" for column in columns)
             print(f"{environment.families[0][:13]:13} {name:11} {cells}")
-        accepted, unequal = strangers(environment, tasks, given.seed)
+        accepted, unequal = strangers(environment, tasks, arguments.seed)
         print(
             f"    {unequal} of {accepted} accepted answers of other rows are not equal as LaTeX; "
             f"a text of 64 kB took {slowest(environment, tasks[0]):.0f} ms at most"

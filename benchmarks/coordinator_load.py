@@ -67,7 +67,7 @@ class Crowd:
         await asyncio.sleep(self._rng.uniform(0, pause))
         turn = self._rng.randrange(_ROUNDS_PER_REPORT)
         while time.monotonic() < until:
-            begun = time.monotonic()
+            round_start = time.monotonic()
             presence = self._swarm.presence(member, time.time() - self._swarm.begin)
             await self._ask(session, member, "introductions", api.Introduction(presence))
             if turn % _ROUNDS_PER_REPORT == 0:
@@ -80,24 +80,24 @@ class Crowd:
                 await self._ask(session, member, "batches?since=1")
                 await self._ask(session, member, "reputation")
             turn += 1
-            await asyncio.sleep(max(0.0, pause - (time.monotonic() - begun)))
+            await asyncio.sleep(max(0.0, pause - (time.monotonic() - round_start)))
 
     async def _ask(
         self, session: ClientSession, member: Membership, what: str, body: object = None
     ) -> None:
         method, target = "GET" if body is None else "POST", f"/v1/{what}"
-        sent = b"" if body is None else msgspec.json.encode(body)
+        request_body = b"" if body is None else msgspec.json.encode(body)
         headers = {
-            "Authorization": authorization(member, method, target, sent, time.time(), {}),
+            "Authorization": authorization(member, method, target, request_body, time.time(), {}),
             "X-Forwarded-For": self._addresses[member.identity.peer_id],
         }
-        begun = time.perf_counter()
+        request_start = time.perf_counter()
         async with session.request(
-            method, self._url + target, data=sent, headers=headers
+            method, self._url + target, data=request_body, headers=headers
         ) as response:
             await response.read()
             self.statuses[response.status] += 1
-        self.taken[what.partition("?")[0]].append(time.perf_counter() - begun)
+        self.taken[what.partition("?")[0]].append(time.perf_counter() - request_start)
 
 
 async def crowd_of(crowd: Crowd, seconds: float, rate: float) -> None:
@@ -128,21 +128,24 @@ def run(count: int, seconds: float, rate: float) -> None:
             url = process.stdout.readline().split()[1]
             process.stdout.readline()
             crowd = Crowd(url, swarm, count, random.Random(0))
-            own = psutil.Process(process.pid)
-            before, begun = sum(own.cpu_times()[:2]), time.monotonic()
+            coordinator_process = psutil.Process(process.pid)
+            before, load_start = sum(coordinator_process.cpu_times()[:2]), time.monotonic()
             asyncio.run(crowd_of(crowd, seconds, rate))
-            wall = time.monotonic() - begun
-            cpu, memory = sum(own.cpu_times()[:2]) - before, own.memory_info().rss / 2**20
+            wall = time.monotonic() - load_start
+            cpu = sum(coordinator_process.cpu_times()[:2]) - before
+            memory = coordinator_process.memory_info().rss / 2**20
         finally:
             process.kill()
             process.wait()
             process.stdout.close()
     total = sum(map(len, crowd.taken.values()))
     print(f"{count} members, {total} requests in {wall:.0f} s: {total / wall:.1f} a second")
-    for what, taken in sorted(crowd.taken.items()):
-        taken.sort()
-        p50, p95, p99 = (taken[int(len(taken) * q)] * 1000 for q in (0.5, 0.95, 0.99))
-        print(f"{what:14} {len(taken):6} p50 {p50:6.1f} ms  p95 {p95:6.1f} ms  p99 {p99:6.1f} ms")
+    for what, latencies in sorted(crowd.taken.items()):
+        latencies.sort()
+        p50, p95, p99 = (latencies[int(len(latencies) * q)] * 1000 for q in (0.5, 0.95, 0.99))
+        print(
+            f"{what:14} {len(latencies):6} p50 {p50:6.1f} ms  p95 {p95:6.1f} ms  p99 {p99:6.1f} ms"
+        )
     print(f"coordinator: {cpu:.1f} CPU s, {cpu / wall:.1%} of a core, {memory:.0f} MiB")
     print(f"statuses: {dict(crowd.statuses)}")
 
@@ -152,5 +155,5 @@ if __name__ == "__main__":
     parser.add_argument("--members", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--rate", type=float, default=1.0)
-    given = parser.parse_args()
-    run(given.members, given.seconds, given.rate)
+    arguments = parser.parse_args()
+    run(arguments.members, arguments.seconds, arguments.rate)

@@ -12,5 +12,5 @@ from swarm_node.policy.training.update.settings import TrainerSettings
 
 def trainer_settings(**changes: Any) -> TrainerSettings:
     """The defaults of a node, and `changes`."""
-    given = {"run.device": "cpu", "training.dtype": "float32"}
-    return replace(derive.trainer_settings(load_settings(given, environ={})), **changes)
+    node_settings = {"run.device": "cpu", "training.dtype": "float32"}
+    return replace(derive.trainer_settings(load_settings(node_settings, environ={})), **changes)

@@ -72,8 +72,8 @@ def rate(nodes: list[RunningNode], seconds: float) -> float:
     time.sleep(seconds)
     after = [received(node) for node in nodes]
     return sum(
-        (new - old) / (ended - begun) * 60
-        for (old, begun), (new, ended) in zip(before, after, strict=True)
+        (new - old) / (end_time - start_time) * 60
+        for (old, start_time), (new, end_time) in zip(before, after, strict=True)
     )
 
 
@@ -96,9 +96,9 @@ def main() -> None:
                 before = [node.wait(lambda status: True)["groups"]["accepted"] for node in nodes]
                 for node, old in zip(nodes, before, strict=True):
                     node.wait(receives(old + 10))
-                got = rate(nodes, args.seconds)
-                totals[arm] += got
-                print(f"{arm}: {got:.0f} groups a minute", flush=True)
+                groups_per_minute = rate(nodes, args.seconds)
+                totals[arm] += groups_per_minute
+                print(f"{arm}: {groups_per_minute:.0f} groups a minute", flush=True)
         print(f"ratio {totals['bad line'] / totals['good line']:.2f} (goal 0.8)")
 
 

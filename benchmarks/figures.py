@@ -40,9 +40,9 @@ def tell(**figures: Any) -> None:
     """Note figures, by names that say their unit; nothing without the variable. JSON has no NaN:
     such a figure is null."""
     if place := os.environ.get("FIGURES"):
-        known = {name: None if _is_nan(value) else value for name, value in figures.items()}
+        json_figures = {name: None if _is_nan(value) else value for name, value in figures.items()}
         with Path(place).open("a") as file:
-            file.write(json.dumps(known) + "\n")
+            file.write(json.dumps(json_figures) + "\n")
 
 
 def _is_nan(value: object) -> bool:
@@ -68,9 +68,9 @@ def results(out: Path) -> dict[str, Any]:
     steps: dict[str, Any] = {}
     summary, running = out / "summary.txt", out / RUNNING
     for line in summary.read_text().splitlines() if summary.exists() else ():
-        if not (found := _LINE.fullmatch(line)):
+        if not (line_match := _LINE.fullmatch(line)):
             raise ValueError(f"not a line of a summary: {line}")
-        step, seconds, verdict, rest = found.groups()
+        step, seconds, verdict, rest = line_match.groups()
         why = rest.removeprefix(":").strip()
         steps[step] = result(out, step, verdict, why, int(seconds))
     if running.exists():
@@ -81,8 +81,8 @@ def results(out: Path) -> dict[str, Any]:
 
 def result(out: Path, step: str, verdict: str, why: str, seconds: int) -> dict[str, Any]:
     """One step; a line that is being written is left out."""
-    told = out / f"{step}.jsonl"
-    whole = told.read_text().rpartition("\n")[0] if told.exists() else ""
+    figures_file = out / f"{step}.jsonl"
+    whole = figures_file.read_text().rpartition("\n")[0] if figures_file.exists() else ""
     return {
         "verdict": verdict,
         "why": why,

@@ -57,22 +57,25 @@ def tree(root: Path) -> list[Path]:
         check=True,
     )
     names = {name.decode() for name in listed.stdout.split(b"\0") if name}
-    found = sorted(root / name for name in names)
-    return [file for file in found if file.is_symlink() or file.is_file()]  # not those deleted
+    listed_files = sorted(root / name for name in names)
+    # Those that are deleted are listed too.
+    return [file for file in listed_files if file.is_symlink() or file.is_file()]
 
 
 def size_of(files: Iterable[Path]) -> int:
     return sum(file.lstat().st_size for file in files)
 
 
-def size_fault(files: Iterable[Path], root: Path, most: int = MOST_BYTES) -> str | None:
+def size_fault(files: Iterable[Path], root: Path, limit_bytes: int = MOST_BYTES) -> str | None:
     """The sentence to end with if the files are too large together; it names the largest."""
     largest = sorted(files, key=lambda file: -file.lstat().st_size)
     total = size_of(largest)
-    if total < most:
+    if total < limit_bytes:
         return None
     names = (f"  {mib(size_of([file])):>8}  {file.relative_to(root)}" for file in largest[:10])
-    return "\n".join([f"{mib(total)} are too much: {mib(most)} may travel. The largest:", *names])
+    return "\n".join(
+        [f"{mib(total)} are too much: {mib(limit_bytes)} may travel. The largest:", *names]
+    )
 
 
 def mib(size: int) -> str:
@@ -88,10 +91,12 @@ def is_foreign_library(name: str) -> bool:
 def strip_wheel(wheel: Path, target: Path) -> None:
     """Write the wheel of bitsandbytes without libraries that the machine cannot load."""
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(target, "w") as part:
-        kept = [entry for entry in whole.infolist() if not is_foreign_library(entry.filename)]
-        if missing := LIBRARIES - {entry.filename.rpartition("/")[2] for entry in kept}:
+        kept_entries = [
+            entry for entry in whole.infolist() if not is_foreign_library(entry.filename)
+        ]
+        if missing := LIBRARIES - {entry.filename.rpartition("/")[2] for entry in kept_entries}:
             raise SystemExit(f"{wheel.name} lacks {', '.join(sorted(missing))}")
-        for entry in kept:
+        for entry in kept_entries:
             content = whole.read(entry)
             if entry.filename.endswith(".dist-info/RECORD"):
                 content = strip_record(content.decode()).encode()
@@ -100,19 +105,21 @@ def strip_wheel(wheel: Path, target: Path) -> None:
 
 def strip_record(text: str) -> str:
     """A wheel's list of its files without those that are cut."""
-    kept = io.StringIO()
+    stripped_record = io.StringIO()
     rows = csv.reader(io.StringIO(text))
-    csv.writer(kept, lineterminator="\n").writerows(
+    csv.writer(stripped_record, lineterminator="\n").writerows(
         row for row in rows if not is_foreign_library(row[0])
     )
-    return kept.getvalue()
+    return stripped_record.getvalue()
 
 
-def complete(directory: Path, wanted: dict[str, str]) -> bool:
+def complete(directory: Path, required_versions: dict[str, str]) -> bool:
     """Check that the folder has exactly these wheels, and that of bitsandbytes cut."""
     files = list(directory.glob("*.whl"))
-    found = [parse_wheel_filename(file.name)[:2] for file in files]
-    if sorted((name, str(version)) for name, version in found) != sorted(wanted.items()):
+    wheel_versions = [parse_wheel_filename(file.name)[:2] for file in files]
+    if sorted((name, str(version)) for name, version in wheel_versions) != sorted(
+        required_versions.items()
+    ):
         return False
     (large,) = directory.glob("bitsandbytes-*.whl")
     with zipfile.ZipFile(large) as part:
@@ -124,19 +131,22 @@ def gather(directory: Path) -> None:
     constraints = gpu_wheels.pins((ROOT / "constraints.txt").read_text())
     quantized = {"bitsandbytes": constraints["bitsandbytes"]}
     tests = gpu_wheels.pins((ROOT / "tests" / "requirements-library.txt").read_text())
-    wanted = gpu_wheels.wanted() | {"gguf": tests["gguf"]}
+    required_versions = gpu_wheels.wanted() | {"gguf": tests["gguf"]}
     if directory.exists() and any(file.suffix != ".whl" for file in directory.iterdir()):
         raise SystemExit(f"{directory} has more than wheels: name another folder")
-    if complete(directory, wanted | quantized):
-        print(f"{directory.name} has its {len(wanted) + 1} wheels: nothing to do", flush=True)
+    if complete(directory, required_versions | quantized):
+        print(
+            f"{directory.name} has its {len(required_versions) + 1} wheels: nothing to do",
+            flush=True,
+        )
         return
-    print(f"gathering {len(wanted) + 1} wheels: a minute or two", flush=True)
+    print(f"gathering {len(required_versions) + 1} wheels: a minute or two", flush=True)
     new = directory.with_name(f"{directory.name}.new")  # beside it, where a rename is enough
     shutil.rmtree(new, ignore_errors=True)  # of one that was killed
     try:
         whole = new / "whole"
         whole.mkdir(parents=True)
-        gpu_wheels.gather(wanted, new)
+        gpu_wheels.gather(required_versions, new)
         gpu_wheels.gather(quantized, whole)
         (wheel,) = whole.glob("*.whl")
         strip_wheel(wheel, new / wheel.name)
@@ -166,7 +176,7 @@ def wheel_directory(name: str) -> Path:
         subprocess.run(["git", "check-ignore", "--quiet", place], cwd=ROOT, check=False)
         for place in (f"{name}/", f"{name}.new/")
     )
-    if directory.parent != ROOT or any(done.returncode for done in ignored):
+    if directory.parent != ROOT or any(git_check.returncode for git_check in ignored):
         raise SystemExit(
             f"{name} is no folder in the tree's root that git ignores, with {name}.new"
         )

@@ -51,9 +51,9 @@ BATCHES, NEW, PROMPT = ((8, 64, 256), 256, 256) if ON_GPU else ((8, 16), 16, 32)
 _GROWN_BLOCKS = 48
 
 
-def say(**found: Any) -> None:
-    print(json.dumps(found), flush=True)
-    tell(**found)
+def say(**figures: Any) -> None:
+    print(json.dumps(figures), flush=True)
+    tell(**figures)
 
 
 def shape_of(name: str) -> ModelConfig:
@@ -98,27 +98,27 @@ def memory_after_growth(blocks: int) -> int:
 def facts(_: argparse.Namespace) -> bool:
     """Report the machine on which the other figures were measured. False if the GPU's compute mode
     is exclusive: a node has several processes."""
-    found: dict[str, Any] = {"python": sys.version.split()[0], "kernel": platform.release()}
-    found |= {"cuda": torch.version.cuda, "device": "CPU", "cores": os.cpu_count()}
-    found |= {"memory_bytes": psutil.virtual_memory().available}
-    found |= {"shared_bytes": shutil.disk_usage("/dev/shm").free}
-    found |= {"temporary_bytes": shutil.disk_usage(tempfile.gettempdir()).free}
-    found |= {"versions": {name: version_of(name) for name in _PACKAGES}}
+    machine_facts: dict[str, Any] = {"python": sys.version.split()[0], "kernel": platform.release()}
+    machine_facts |= {"cuda": torch.version.cuda, "device": "CPU", "cores": os.cpu_count()}
+    machine_facts |= {"memory_bytes": psutil.virtual_memory().available}
+    machine_facts |= {"shared_bytes": shutil.disk_usage("/dev/shm").free}
+    machine_facts |= {"temporary_bytes": shutil.disk_usage(tempfile.gettempdir()).free}
+    machine_facts |= {"versions": {name: version_of(name) for name in _PACKAGES}}
     well = True
     if ON_GPU:
-        found |= {"grown_bytes": memory_after_growth(_GROWN_BLOCKS)}
+        machine_facts |= {"grown_bytes": memory_after_growth(_GROWN_BLOCKS)}
         gpu = torch.cuda.get_device_properties(0)
         free, total = torch.cuda.mem_get_info()
-        found |= {"device": gpu.name, "capability": f"{gpu.major}.{gpu.minor}"}
-        found |= {"free_bytes": free, "total_bytes": total, "bfloat16": hardware().bfloat16}
+        machine_facts |= {"device": gpu.name, "capability": f"{gpu.major}.{gpu.minor}"}
+        machine_facts |= {"free_bytes": free, "total_bytes": total, "bfloat16": hardware().bfloat16}
     if ON_GPU and (command := shutil.which("nvidia-smi")):
         query = [command, f"--query-gpu={_SMI}", "--format=csv,noheader"]
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.strip()
-        found["nvidia_smi"] = dict(zip(_SMI.split(","), answer.split(", "), strict=False))
+        machine_facts["nvidia_smi"] = dict(zip(_SMI.split(","), answer.split(", "), strict=False))
         well = "Exclusive" not in answer
         if not well:
             print("FAIL because the GPU's compute mode is exclusive: set it to Default")
-    say(**found)
+    say(**machine_facts)
     return well
 
 
@@ -134,10 +134,16 @@ def imports() -> bool:
     well = True
     for name in _IMPORTED:
         began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True)
-        say(module=name, import_seconds=round(time.perf_counter() - began, 1), code=done.returncode)
-        if done.returncode:
-            print(done.stderr.decode(errors="replace")[-1000:])
+        import_process = subprocess.run(
+            [sys.executable, "-c", f"import {name}"], capture_output=True
+        )
+        say(
+            module=name,
+            import_seconds=round(time.perf_counter() - began, 1),
+            code=import_process.returncode,
+        )
+        if import_process.returncode:
+            print(import_process.stderr.decode(errors="replace")[-1000:])
             print(f"FAIL because {name} cannot be imported")
             well = False
     return well
@@ -151,12 +157,12 @@ def doctor(_: argparse.Namespace) -> bool:
     began = time.perf_counter()
     # Its exit code is no verdict here: a machine without network has errors of its own.
     command = [sys.executable, "-m", "swarm_node", "doctor", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    doctor_process = subprocess.run(command, capture_output=True, text=True)
     seconds = round(time.perf_counter() - began, 1)
-    if not done.stdout:
-        print(f"{done.stderr[-2000:]}\nFAIL because doctor did not answer")
+    if not doctor_process.stdout:
+        print(f"{doctor_process.stderr[-2000:]}\nFAIL because doctor did not answer")
         return False
-    report = json.loads(done.stdout)
+    report = json.loads(doctor_process.stdout)
     say(seconds=seconds, **report)
     if unshared := report["facts"]["seen"]["unshared"]:
         print(f"FAIL because processes do not share the GPU's memory: {unshared}")
@@ -171,10 +177,19 @@ def attention(arguments: argparse.Namespace) -> bool:
         for dtype in (torch.float32, torch.bfloat16):
             for length in LENGTHS:
                 for how in ("rows alone", "shared prompt"):
-                    found = attention_operators(shape, dtype, length, how == "shared prompt")
-                    bad = any("math" in one for one in found["operators"])
-                    well &= not bad and bool(found["operators"])
-                    say(model=name, dtype=str(dtype), tokens=length, how=how, **found, bad=bad)
+                    operator_figures = attention_operators(
+                        shape, dtype, length, how == "shared prompt"
+                    )
+                    bad = any("math" in one for one in operator_figures["operators"])
+                    well &= not bad and bool(operator_figures["operators"])
+                    say(
+                        model=name,
+                        dtype=str(dtype),
+                        tokens=length,
+                        how=how,
+                        **operator_figures,
+                        bad=bad,
+                    )
     return well
 
 
@@ -238,13 +253,19 @@ def decoding(arguments: argparse.Namespace) -> bool:
                 arguments.rows or BATCHES, (True, False) if ON_GPU else (False,)
             ):
                 cache = CacheShape(rows, PROMPT + NEW) if graphs else None
-                read = width * shape.weight_count + rows * (PROMPT + NEW / 2) * token
-                found, faults = asyncio.run(sampling_rate(directory, where, rows, cache))
-                limit = rows * rate / read
+                step_bytes = width * shape.weight_count + rows * (PROMPT + NEW / 2) * token
+                tokens_per_second, faults = asyncio.run(
+                    sampling_rate(directory, where, rows, cache)
+                )
+                limit = rows * rate / step_bytes
                 say(
                     **{"model": name, "rows": rows, "new": NEW, "device": where.device},
-                    **{"graphs": graphs, "tokens_per_s": round(found), "limit": round(limit)},
-                    **{"share": round(found / limit, 3), "faults": faults},
+                    **{
+                        "graphs": graphs,
+                        "tokens_per_s": round(tokens_per_second),
+                        "limit": round(limit),
+                    },
+                    **{"share": round(tokens_per_second / limit, 3), "faults": faults},
                 )
                 if faults:
                     print(f"FAIL because of faults while {name} decoded {rows} rows: {faults}")
@@ -260,12 +281,12 @@ async def sampling_rate(
     sampler, rates = TorchSampler.from_directory(directory, where, shape=cache), []
     try:
         for turn in range(4):
-            asked = [
+            requests = [
                 SampleRequest(tuple(range(3 + n, 3 + n + PROMPT)), ANSWERS, 100 * turn + n, NEW)
                 for n in range(rows // ANSWERS)
             ]
             started = time.perf_counter()
-            groups = await sampler.sample(asked)
+            groups = await sampler.sample(requests)
             tokens = sum(len(one.token_ids) for group in groups for one in group)
             rates.append(tokens / (time.perf_counter() - started))
     finally:
@@ -279,7 +300,7 @@ if __name__ == "__main__":
     parser.add_argument("--models", nargs="+", default=["tiny"])
     parser.add_argument("--keep", type=Path, help="directory for models, which are not made again")
     parser.add_argument("--rows", nargs="+", type=int, help="answers at once, of decoding")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     steps = {"facts": facts, "doctor": doctor, "attention": attention, "decoding": decoding}
-    measure = steps[given.what]
-    sys.exit(not measure(given))
+    measure = steps[arguments.what]
+    sys.exit(not measure(arguments))

@@ -59,12 +59,14 @@ def step_outcomes(results: dict[str, Any], steps: list[str]) -> list[StepOutcome
     """The steps of a bundle by its results.json."""
     rows = []
     for step in steps:
-        if (found := results.get("steps", {}).get(step)) is None:
+        if (step_result := results.get("steps", {}).get(step)) is None:
             rows.append(StepOutcome(step, 0, "", "it is not in results.json"))
             continue
-        verdict, why = found["verdict"], found["why"]
+        verdict, why = step_result["verdict"], step_result["why"]
         well = verdict == "PASS" or (verdict == "NOT RUN" and NO_DEVICE in why)
-        rows.append(StepOutcome(step, found["seconds"], verdict, "" if well else why or verdict))
+        rows.append(
+            StepOutcome(step, step_result["seconds"], verdict, "" if well else why or verdict)
+        )
     return rows
 
 
@@ -89,22 +91,22 @@ def output_faults(sizes: dict[str, int]) -> list[str]:
 def results_of(out: Path) -> dict[str, Any]:
     """What OUT/results.json has; nothing where it is absent or cut off."""
     try:
-        found = json.loads((out / "results.json").read_text())
+        results = json.loads((out / "results.json").read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return results if isinstance(results, dict) else {}
 
 
 def left_a_figure(results: dict[str, Any], step: str) -> bool:
     """Check that a killed step left a figure, or had ended."""
-    found = results.get("steps", {}).get(step, {})
-    return bool(found.get("figures")) or found.get("verdict") in FINISHED
+    step_result = results.get("steps", {}).get(step, {})
+    return bool(step_result.get("figures")) or step_result.get("verdict") in FINISHED
 
 
 def parse_bundles(text: str) -> dict[str, list[str]]:
     """Steps by bundle, from what `gpu_proof.sh --bundles` prints."""
-    named = (line.partition(": ") for line in text.splitlines())
-    return {name: steps.split() for name, _, steps in named}
+    bundle_lines = (line.partition(": ") for line in text.splitlines())
+    return {name: steps.split() for name, _, steps in bundle_lines}
 
 
 def log_of(out: Path, step: str, lines: int = 20) -> str:
@@ -294,11 +296,11 @@ def build_machine() -> Path:
 
 def copy_output(name: str, folders: CallFolders) -> Path:
     """Copy what comes back, and what was printed, to where it stays; that folder."""
-    kept = KEPT / name
-    shutil.rmtree(kept, ignore_errors=True)
-    shutil.copytree(folders.path / "out", kept)
+    output_folder = KEPT / name
+    shutil.rmtree(output_folder, ignore_errors=True)
+    shutil.copytree(folders.path / "out", output_folder)
     shutil.copy2(folders.path / "output.log", KEPT / f"{name}.output.log")
-    return kept
+    return output_folder
 
 
 class BundleResult(NamedTuple):
@@ -353,7 +355,7 @@ def kill_each_step(
 ) -> bool:
     """Run each step alone, kill it, and look at what came back."""
     steps = list(dict.fromkeys(step for each in chosen.values() for step in each))
-    kept = 0
+    steps_with_figure = 0
     for step in steps:
         only = " ".join(dict.fromkeys(("setup", step)))  # a bare machine has no wheels yet
         with fresh_machine(isolated) as folders:
@@ -361,14 +363,15 @@ def kill_each_step(
             out = copy_output(f"killed-{step}", folders)
         results = results_of(out)
         well = left_a_figure(results, step)
-        kept += well
+        steps_with_figure += well
         verdict = results.get("steps", {}).get(step, {}).get("verdict", "ABSENT")
         how = "killed" if result.code is None else f"exit {result.code}"
         print(f"  {step:<14} {result.seconds:4.0f} s  {how:<7} {verdict}", flush=True)
         if not well:
             print(f"{step}: no figure\n{log_of(out, step)}", flush=True)
-    print(f"\n{kept} of {len(steps)} steps leave a figure when killed after {seconds:g} s")
-    return kept == len(steps)
+    share = f"{steps_with_figure} of {len(steps)} steps"
+    print(f"\n{share} leave a figure when killed after {seconds:g} s")
+    return steps_with_figure == len(steps)
 
 
 def chosen_bundles(names: list[str]) -> dict[str, list[str]]:
@@ -379,10 +382,10 @@ def chosen_bundles(names: list[str]) -> dict[str, list[str]]:
         text=True,
         check=True,
     )
-    found = parse_bundles(listing.stdout)
-    if missing := [name for name in names if name not in found]:
+    bundles = parse_bundles(listing.stdout)
+    if missing := [name for name in names if name not in bundles]:
         raise SystemExit(f"gpu_proof.sh has no bundle {', '.join(missing)}")
-    return {name: found[name] for name in names}
+    return {name: bundles[name] for name in names}
 
 
 def main() -> None:

@@ -64,9 +64,9 @@ def plan_of(gib: int, model: str, new: int) -> dict[str, Any]:
     """The plan as `swarm-node plan --json` gives it; the least one where none fits."""
     command = ["plan", "--model", model, "--vram", f"{gib}GB", "--json"]
     command += ["--set", f"sampling.max_new_tokens={new}", "--set", "sampling.engine=torch"]
-    done = CliRunner().invoke(app, command, catch_exceptions=False)
-    (found,) = json.loads(done.stdout)["cards"]
-    return dict(found)
+    cli_result = CliRunner().invoke(app, command, catch_exceptions=False)
+    (card_plan,) = json.loads(cli_result.stdout)["cards"]
+    return dict(card_plan)
 
 
 def by_hand(model: ModelConfig, plan: dict[str, Any], new: int) -> float:
@@ -84,9 +84,9 @@ def by_hand(model: ModelConfig, plan: dict[str, Any], new: int) -> float:
     weights = body + 2 * tables + (4 + 2) * adapters
     tokens = max(rows * (256 + new), 4096 + new + 128)
     layer = T * (12 * h + 8 * i + 6 * q + 6 * k + 20 * k + 14 * r)
-    kept = layers * (2 * h * T if training["checkpointing"] else layer)
+    kept_activations = layers * (2 * h * T if training["checkpointing"] else layer)
     again = layer if training["checkpointing"] else 0
-    activations = kept + max(16 * h * T + 6 * 2**24, again + 16 * (h + i) * T)
+    activations = kept_activations + max(16 * h * T + 6 * 2**24, again + 16 * (h + i) * T)
     sampler = 2048 * 2 * (3 * i + 4 * h) + 18 * rows * model.vocab_size
     sampler += 2 * rows * (256 + new) * layers * k
     steps = [*(size for size in (8, 16, 32, 64) if size < rows), rows]
@@ -96,12 +96,12 @@ def by_hand(model: ModelConfig, plan: dict[str, Any], new: int) -> float:
     return float(total)
 
 
-def row_of(gib: int, model: str, new: int, kept: str, run: tuple[float, str] | None) -> str:
+def row_of(gib: int, model: str, new: int, old_cell: str, run: tuple[float, str] | None) -> str:
     """A row of the table. A `run` counts that had the same plan, or one for another torch that is
-    hardly different; without one the cell stays as it was `kept`."""
+    hardly different; without one the cell stays the `old_cell`."""
     plan = plan_of(gib, model, new)
     same = run and abs(run[0] * _MIB / plan["total_bytes"] - 1) < _SAME_PLAN
-    measured = run[1] if run and same else kept
+    measured = run[1] if run and same else old_cell
     parts, training = plan["parts_bytes"], plan["training"]
     method = f"LoRA {training['lora_rank']}" if training["lora_rank"] else "all weights"
     method += ", nf4" * training["nf4"]
@@ -134,14 +134,14 @@ def row_of(gib: int, model: str, new: int, kept: str, run: tuple[float, str] | N
 def measured(files: list[Path]) -> dict[tuple[str, ...], tuple[float, str]]:
     """MiB of plans, and as cells of the table what they took on a GPU, by its first three columns.
     Settings are those of `join`: a run with others has no row."""
-    found: dict[tuple[str, ...], tuple[float, str]] = {}
+    runs_by_case: dict[tuple[str, ...], tuple[float, str]] = {}
     for file in files:
         for step in json.loads(file.read_text())["steps"].values():
             for one in step["figures"]:
                 if one.get("context_mib") and "taken_mib" in one and one.get("set") == []:
                     key = (f"{one['gib']:g}", one["model"], f"{one['new']:,}")
-                    found[key] = one["planned_mib"], f"{one['taken_mib']:,.0f}"
-    return found
+                    runs_by_case[key] = one["planned_mib"], f"{one['taken_mib']:,.0f}"
+    return runs_by_case
 
 
 def joined_rows(files: list[Path]) -> dict[str, str]:
@@ -160,16 +160,16 @@ def joined_rows(files: list[Path]) -> dict[str, str]:
     return rows
 
 
-def joined_row(step: str, machine: str, found: dict[str, Any]) -> str:
+def joined_row(step: str, machine: str, step_result: dict[str, Any]) -> str:
     """One step's row: plan and peak in MiB (of two nodes both), medians over the updates but the
     first."""
-    updates = [one for one in found["figures"] if "update" in one]
-    plans = [one for one in found["figures"] if "planned_mib" in one and "free_mib" in one]
+    updates = [one for one in step_result["figures"] if "update" in one]
+    plans = [one for one in step_result["figures"] if "planned_mib" in one and "free_mib" in one]
     later = updates[1:] or updates
     rates = [one["sampled_tokens_per_s"] for one in later if one["sampled_tokens_per_s"]]
     cells = [
         *(f"`{step}`", JOINED[step], machine),
-        found["verdict"] + f": {found['why']}" * (found["verdict"] != "PASS"),
+        step_result["verdict"] + f": {step_result['why']}" * (step_result["verdict"] != "PASS"),
         *(
             f"{max((one['update'] for one in updates), default=0)}",
             f"{sum(one['planned_mib'] for one in plans):,.0f}",
@@ -195,11 +195,11 @@ def main() -> None:
         )
     text, files = PAGE.read_text(), [Path(name) for name in sys.argv[1:]]
     (table,) = TABLE.finditer(text)
-    kept = {tuple(cells[:3]): cells[11] for cells in cells_of(table[0])}
+    old_cells = {tuple(cells[:3]): cells[11] for cells in cells_of(table[0])}
     runs, rows = measured(files), []
     for case in CASES:
         key = str(case[0]), case[1], f"{case[2]:,}"
-        rows.append(row_of(*case, kept.get(key, "not run yet"), runs.get(key)))
+        rows.append(row_of(*case, old_cells.get(key, "not run yet"), runs.get(key)))
     text = text.replace(table[0], "\n".join([HEAD, *rows, ""]))
     (table,) = JOINED_TABLE.finditer(text)
     old = {line.split("`")[1]: line for line in table[0].splitlines()[2:]}

@@ -108,7 +108,7 @@ def child(arguments: argparse.Namespace, settings: dict[str, Any], directory: Pa
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     peaks = [0.0] * ranks.count
     peaks[ranks.index] = peak
-    found = {
+    figures = {
         "device": torch.cuda.get_device_name() if device.startswith("cuda") else "CPU",
         "seconds": statistics.median(seconds[2:]),
         "operations": operations(
@@ -118,7 +118,7 @@ def child(arguments: argparse.Namespace, settings: dict[str, Any], directory: Pa
         "limit": matmul_limit(device, core.placement.half),
     }
     if not ranks.index:
-        print(json.dumps(found), flush=True)
+        print(json.dumps(figures), flush=True)
 
 
 def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str, Any]:
@@ -133,16 +133,16 @@ def measure(arguments: argparse.Namespace, settings: dict[str, Any]) -> dict[str
         if settings["processes"] > 1:
             program += ["--directory"]
             command = list(launch_ranks(Path(work), settings["processes"], program))
-        done = subprocess.run(
+        child_process = subprocess.run(
             [sys.executable, *command],
             stdout=subprocess.PIPE,
             text=True,
             env={"OMP_NUM_THREADS": "1", **os.environ, **rank_environment()},
         )
-    if done.returncode:
+    if child_process.returncode:
         raise RuntimeError(f"{settings} failed: what went wrong is above")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(child_process.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
@@ -173,19 +173,24 @@ def main() -> None:
         if settings.get("optimizer") and importlib.util.find_spec("bitsandbytes") is None:
             print(f"{name:26} not run: pip install '.[gpu]'")
             continue
-        found = measure(arguments, settings)
-        rate = arguments.rows * arguments.tokens / found["seconds"]
-        reached = found["operations"] / found["seconds"] / settings["processes"]
-        line = f"{name:26} {rate:10.0f} {reached / found['limit']:9.1%} {found['peak_gib']:9.2f}"
+        figures = measure(arguments, settings)
+        rate = arguments.rows * arguments.tokens / figures["seconds"]
+        reached = figures["operations"] / figures["seconds"] / settings["processes"]
+        line = (
+            f"{name:26} {rate:10.0f} {reached / figures['limit']:9.1%} {figures['peak_gib']:9.2f}"
+        )
         if arguments.peak_tflops and settings["dtype"] == "bfloat16":
             line += f"  MFU {reached / (arguments.peak_tflops * 1e12):.1%}"
         if name == "bfloat16":
-            baseline = found["seconds"]
+            baseline = figures["seconds"]
         elif baseline is not None:
-            line += f"  x {baseline / found['seconds']:.2f} of bfloat16"
-        print(f"{line}  ({found['device']})", flush=True)
+            line += f"  x {baseline / figures['seconds']:.2f} of bfloat16"
+        print(f"{line}  ({figures['device']})", flush=True)
         tell(
-            variant=name, tokens_per_s=round(rate), share_of_limit=reached / found["limit"], **found
+            variant=name,
+            tokens_per_s=round(rate),
+            share_of_limit=reached / figures["limit"],
+            **figures,
         )
 
 

@@ -34,13 +34,13 @@ _ABSENT = re.compile(r"No matching distribution found for ([\w.-]+)==")
 
 def pins(text: str) -> dict[str, str]:
     """Names and versions of a file of requirements of the form NAME==VERSION."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for line in text.splitlines():
-        if wanted := line.partition("#")[0].strip():
-            requirement = Requirement(wanted)
+        if requirement_text := line.partition("#")[0].strip():
+            requirement = Requirement(requirement_text)
             (pin,) = requirement.specifier
-            found[canonicalize_name(requirement.name)] = pin.version
-    return found
+            versions[canonicalize_name(requirement.name)] = pin.version
+    return versions
 
 
 def machine_packages(text: str) -> dict[str, str]:
@@ -53,18 +53,18 @@ def machine_packages(text: str) -> dict[str, str]:
 
 def required_packages(without: set[str]) -> dict[str, str]:
     """Names and versions that `swarm-node` and its tests need, by what is installed here."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     waiting = [*(distribution("swarm-node").requires or ()), *_TESTS]
     while waiting:
         requirement = Requirement(waiting.pop())
         name = canonicalize_name(requirement.name)
-        wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
-        if not wanted or name in found or name in without or name.startswith("nvidia-"):
+        is_required = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if not is_required or name in versions or name in without or name.startswith("nvidia-"):
             continue
         package = distribution(name)
-        found[name] = package.version
+        versions[name] = package.version
         waiting += package.requires or ()
-    return found
+    return versions
 
 
 def wanted() -> dict[str, str]:
@@ -77,27 +77,27 @@ def pip(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def download(wanted: dict[str, str], directory: Path) -> list[str]:
+def download(versions: dict[str, str], directory: Path) -> list[str]:
     """Fetch the wheels; the packages that have none."""
     systems = [word for one in _SYSTEMS for word in ("--platform", f"{one}_x86_64")]
     target = ["--python-version", PYTHON, "--implementation", "cp", *systems]
     absent: list[str] = []
     while True:
-        names = [f"{name}=={version}" for name, version in wanted.items() if name not in absent]
+        names = [f"{name}=={version}" for name, version in versions.items() if name not in absent]
         options = ["--quiet", "--no-deps", "--only-binary", ":all:", "--dest", str(directory)]
-        done = pip("download", *options, *target, *names)
-        if done.returncode == 0:
+        pip_process = pip("download", *options, *target, *names)
+        if pip_process.returncode == 0:
             return absent
-        lacking = {canonicalize_name(name) for name in _ABSENT.findall(done.stderr)}
-        if not lacking & wanted.keys() - set(absent):
-            raise SystemExit(done.stderr)
+        lacking = {canonicalize_name(name) for name in _ABSENT.findall(pip_process.stderr)}
+        if not lacking & versions.keys() - set(absent):
+            raise SystemExit(pip_process.stderr)
         absent += lacking
 
 
-def gather(wanted: dict[str, str], directory: Path) -> None:
+def gather(versions: dict[str, str], directory: Path) -> None:
     """Put a wheel of each package into the directory, built here where there is none."""
-    for name in download(wanted, directory):
-        source = f"{name}=={wanted[name]}"
+    for name in download(versions, directory):
+        source = f"{name}=={versions[name]}"
         built = pip("wheel", "--quiet", "--no-deps", "--wheel-dir", str(directory), source)
         if built.returncode:
             raise SystemExit(built.stderr)

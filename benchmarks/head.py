@@ -42,27 +42,27 @@ def child(arguments: argparse.Namespace) -> None:
     hidden = torch.randn(arguments.tokens, arguments.hidden, **kind).requires_grad_()
     head = torch.randn(arguments.vocabulary, arguments.hidden, **kind) / arguments.hidden**0.5
     head.requires_grad_(arguments.child.startswith("trained"))
-    wanted = torch.randint(arguments.vocabulary, (arguments.tokens,), device=hidden.device)
+    target_ids = torch.randint(arguments.vocabulary, (arguments.tokens,), device=hidden.device)
     if on_gpu:
-        once(arguments, hidden, head, wanted)  # kernels are chosen, or compiled
+        once(arguments, hidden, head, target_ids)  # kernels are chosen, or compiled
         hidden.grad = head.grad = None
         torch.cuda.reset_peak_memory_stats()
         before, started = torch.cuda.memory_allocated(), time.perf_counter()
-        once(arguments, hidden, head, wanted)
+        once(arguments, hidden, head, target_ids)
         torch.cuda.synchronize()
         seconds = time.perf_counter() - started
         peak = (torch.cuda.max_memory_allocated() - before) / 2**20
     else:
         Path("/proc/self/clear_refs").write_text("5")  # VmHWM starts again from VmRSS
         before, started = status("VmRSS"), time.process_time()
-        once(arguments, hidden, head, wanted)
+        once(arguments, hidden, head, target_ids)
         seconds = time.process_time() - started
         peak = (status("VmHWM") - before) / 1024
     print(json.dumps({"seconds": seconds, "peak_mib": peak}))
 
 
-def once(arguments: argparse.Namespace, hidden: Any, head: Any, wanted: Any) -> None:
-    """Forward and backward of hidden [T, H] for the tokens `wanted` i64[T], head [V, H]."""
+def once(arguments: argparse.Namespace, hidden: Any, head: Any, target_ids: Any) -> None:
+    """Forward and backward of hidden [T, H] for the tokens `target_ids` i64[T], head [V, H]."""
     import torch
     import torch.nn.functional as F
 
@@ -70,10 +70,10 @@ def once(arguments: argparse.Namespace, hidden: Any, head: Any, wanted: Any) -> 
     if kind == LIGER:
         from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
-        LigerFusedLinearCrossEntropyLoss()(head, hidden, wanted).backward()
+        LigerFusedLinearCrossEntropyLoss()(head, hidden, target_ids).backward()
     elif kind == CHUNKED:
         options = torch.nn.LinearCrossEntropyOptions()
-        losses = F.linear_cross_entropy(hidden, head, wanted, reduction="none", options=options)
+        losses = F.linear_cross_entropy(hidden, head, target_ids, reduction="none", options=options)
         losses.sum().backward()  # type: ignore[no-untyped-call]
     elif kind in WHOLE:
         logps = F.linear(hidden, head).float().log_softmax(-1)
@@ -81,12 +81,12 @@ def once(arguments: argparse.Namespace, hidden: Any, head: Any, wanted: Any) -> 
             with torch.no_grad():
                 (-(logps.exp() * logps).sum(-1)).mean()
         # As F.cross_entropy does.
-        F.nll_loss(logps, wanted, reduction="sum").backward()  # type: ignore[no-untyped-call]
+        F.nll_loss(logps, target_ids, reduction="sum").backward()  # type: ignore[no-untyped-call]
     else:
         from swarm_node.policy.training.objective.head import head_logprobs
 
         piece = max(1, PIECES[kind] // arguments.vocabulary)
-        logps = head_logprobs(head, hidden, wanted, 1.0, piece)[0]
+        logps = head_logprobs(head, hidden, target_ids, 1.0, piece)[0]
         logps.sum().backward()  # type: ignore[no-untyped-call]
 
 
@@ -103,9 +103,9 @@ def variants() -> list[str]:
     kinds = [*WHOLE, *PIECES]
     if hasattr(torch.nn, "LinearCrossEntropyOptions"):
         kinds.append(CHUNKED)
-    found = [f"{head} {kind}" for head in ("trained", "frozen") for kind in kinds]
+    variant_names = [f"{head} {kind}" for head in ("trained", "frozen") for kind in kinds]
     fused = torch.cuda.is_available() and importlib.util.find_spec("liger_kernel") is not None
-    return found + [f"frozen {LIGER}"] * fused
+    return variant_names + [f"frozen {LIGER}"] * fused
 
 
 def main() -> None:
@@ -119,15 +119,15 @@ def main() -> None:
     if arguments.child:
         child(arguments)
         return
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in variants()}
+    results_of_variant: dict[str, list[dict[str, float]]] = {name: [] for name in variants()}
     for _ in range(arguments.repetitions):
-        for name, results in found.items():
+        for name, results in results_of_variant.items():
             command = [sys.executable, __file__, *sys.argv[1:], "--child", name]
-            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            results.append(json.loads(done.stdout))
+            child_process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+            results.append(json.loads(child_process.stdout))
     middle = {
         name: {key: statistics.median(one[key] for one in results) for key in results[0]}
-        for name, results in found.items()
+        for name, results in results_of_variant.items()
     }
     whole = middle["trained torch"]
     for name, one in middle.items():

@@ -52,11 +52,11 @@ class HeldOutTasks:
 
     def families(self, weights: Path | None) -> dict[str, float]:
         """The same, by family."""
-        found: dict[str, list[float]] = {}
+        rewards_of_family: dict[str, list[float]] = {}
         rewards = asyncio.run(self._rewards(weights))
         for task, reward in zip(self._tasks, rewards, strict=True):
-            found.setdefault(task.ref.family, []).append(reward)
-        return {family: statistics.fmean(rewards) for family, rewards in found.items()}
+            rewards_of_family.setdefault(task.ref.family, []).append(reward)
+        return {family: statistics.fmean(rewards) for family, rewards in rewards_of_family.items()}
 
     async def _rewards(self, weights: Path | None) -> list[float]:
         if weights is not None:

@@ -83,8 +83,8 @@ class AttackWatch:
     def spend(self, seconds: float) -> Spent:
         """Batches, groups and seconds of the next `seconds`."""
         start, deadline = self._now(), time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(0.5, left))
+        while (remaining_seconds := deadline - time.monotonic()) > 0:
+            time.sleep(min(0.5, remaining_seconds))
             self._look()
         return self._now() - start
 

@@ -146,5 +146,5 @@ if __name__ == "__main__":
     parser.add_argument("--rates", type=float, nargs="+", default=[3e-4, 3e-3])
     parser.add_argument("--updates", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--new", type=int, default=96)
-    given = parser.parse_args()
-    main(given.rates, given.updates, given.new)
+    arguments = parser.parse_args()
+    main(arguments.rates, arguments.updates, arguments.new)

@@ -158,8 +158,8 @@ async def cost(stack: str) -> dict[str, float]:
                 await other.request(peer, ECHO, payload)
                 began = time.perf_counter()
                 for _ in range(REQUESTS // together):
-                    asked = (other.request(peer, ECHO, payload) for _ in range(together))
-                    await asyncio.gather(*asked)
+                    requests = (other.request(peer, ECHO, payload) for _ in range(together))
+                    await asyncio.gather(*requests)
                 rates.append(REQUESTS // together * together / (time.perf_counter() - began))
         finally:
             await other.stop()
@@ -182,7 +182,7 @@ async def shake(host: str, port: int) -> float:
     return took
 
 
-async def watch(pid: int, most: dict[str, float]) -> None:
+async def watch(pid: int, peaks: dict[str, float]) -> None:
     """Note the most descriptors and memory of the tree of processes, until cancelled."""
     while True:
         files, memory = 0, 0
@@ -190,8 +190,8 @@ async def watch(pid: int, most: dict[str, float]) -> None:
             for each in tree(pid):
                 files += each.num_fds()
                 memory += each.memory_info().rss
-        most["files"] = max(files, most.get("files", 0))
-        most["MiB"] = max(memory >> 20, most.get("MiB", 0))
+        peaks["files"] = max(files, peaks.get("files", 0))
+        peaks["MiB"] = max(memory >> 20, peaks.get("MiB", 0))
         await asyncio.sleep(0.5)
 
 
@@ -214,7 +214,7 @@ async def beside(
 ) -> dict[str, Any]:
     """Measure while the attacker works. The honest member has met the node before."""
     _, _, host, _, port, _, peer = address.split("/")
-    asking, most = HonestRequests(honest.transport, peer), dict[str, float]()
+    asking, peaks = HonestRequests(honest.transport, peer), dict[str, float]()
     async with asyncio.TaskGroup() as group:
         others = [group.create_task(served.listen())]
         async with asyncio.timeout(60):
@@ -224,7 +224,7 @@ async def beside(
         attacker = await flooder(kinds, host, port, source)
         if attacker:
             others.append(group.create_task(attacker.listen()))
-        others.append(group.create_task(watch(served.process.pid, most)))
+        others.append(group.create_task(watch(served.process.pid, peaks)))
         began, spent = time.monotonic(), cpu_seconds(served.process.pid)
         try:
             await asking.run(seconds)
@@ -241,7 +241,7 @@ async def beside(
         "p50 s": round(statistics.median(times), 3),
         "p95 s": round(times[len(times) * 95 // 100], 3),
         "cores": round(cores, 2),
-        **most,
+        **peaks,
         "node": served.last,
         "attacker": attacker.most if attacker else {},
         "why": asking.why,
@@ -278,8 +278,8 @@ def main() -> None:
             print(stack, json.dumps(asyncio.run(cost(stack))), flush=True)
             continue
         for kinds in arguments.attacks:
-            found = asyncio.run(attack(stack, kinds, arguments.seconds, source))
-            print(stack, kinds, json.dumps(found), flush=True)
+            figures = asyncio.run(attack(stack, kinds, arguments.seconds, source))
+            print(stack, kinds, json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

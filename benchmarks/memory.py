@@ -25,11 +25,11 @@ def main(seconds: float) -> None:
         try:
             node.start()
             time.sleep(seconds)
-            found = node.status()
-            rows = measure(node.process.pid, found.processes)
+            snapshot = node.status()
+            rows = measure(node.process.pid, snapshot.processes)
         finally:
             node.stop()
-    print(f"after {seconds:.0f} s and {found.steps} updates of the tiny model")
+    print(f"after {seconds:.0f} s and {snapshot.steps} updates of the tiny model")
     print(f"{'process':14} {'RSS MiB':>8} {'USS MiB':>8}")
     total = sum(row[1] for row in rows)
     for name, rss, uss in [*rows, ("sum", total, sum(row[2] for row in rows))]:

@@ -61,8 +61,8 @@ async def _measure(page: Page, what: str, update: str, updates: int) -> None:
     await tools.send("Performance.enable", {"timeDomain": "threadTicks"})
 
     async def spent() -> float:
-        told = (await tools.send("Performance.getMetrics"))["metrics"]
-        return next(float(item["value"]) for item in told if item["name"] == "TaskDuration")
+        page_metrics = (await tools.send("Performance.getMetrics"))["metrics"]
+        return next(float(item["value"]) for item in page_metrics if item["name"] == "TaskDuration")
 
     loop = f"""async (times) => {{
       const update = {update};
@@ -80,10 +80,10 @@ async def _measure(page: Page, what: str, update: str, updates: int) -> None:
     before = await spent()
     script = await page.evaluate(loop, updates)
     milliseconds = 1000 * (await spent() - before) / updates
-    said = (
+    times_text = (
         f"{script:.1f} ms of script (goal 50), {milliseconds:.1f} CPU ms with layout and painting"
     )
-    print(f"{what}: {said}", flush=True)
+    print(f"{what}: {times_text}", flush=True)
 
 
 async def node_page(browser: Browser, place: Path, nodes: int, updates: int) -> None:

@@ -49,15 +49,15 @@ class ToyNetwork:
             node.salts = [self.rng.getrandbits(32) for _ in range(VIEW // 2)]
             node.samples = [(1 << 62, node.view[0])] * (VIEW // 2)
 
-    def answer(self, asked: int, count: int) -> list[int]:
+    def answer(self, peer: int, count: int) -> list[int]:
         """The nodes that a peer names when asked; none if it is dead."""
         self.messages += 1
-        if asked in self.dead:
+        if peer in self.dead:
             return []
-        if asked < HOSTILE:
+        if peer < HOSTILE:
             return self.rng.sample(range(HOSTILE), count)
-        view = self.nodes[asked].view
-        return [asked, *self.rng.sample(view, min(count - 1, len(view)))]
+        view = self.nodes[peer].view
+        return [peer, *self.rng.sample(view, min(count - 1, len(view)))]
 
     def step(self) -> None:
         for node in self.nodes[HOSTILE:]:
@@ -73,25 +73,26 @@ class ToyNetwork:
 
     def _cyclon(self, node: ToyNode) -> None:
         partner = node.view.pop(0)  # the oldest
-        given = self.rng.sample(node.view, min(SHUFFLE - 1, len(node.view)))
-        told = self.answer(partner, SHUFFLE)
-        if told and partner >= HOSTILE:
-            self._swap(self.nodes[partner], told, [node.number, *given])
-        if told:
-            self._swap(node, given, told)
+        sent_peers = self.rng.sample(node.view, min(SHUFFLE - 1, len(node.view)))
+        received_peers = self.answer(partner, SHUFFLE)
+        if received_peers and partner >= HOSTILE:
+            self._swap(self.nodes[partner], received_peers, [node.number, *sent_peers])
+        if received_peers:
+            self._swap(node, sent_peers, received_peers)
         for _ in node.pushed:  # a hostile node shuffles with this one
             lost = self.rng.sample(node.view, min(SHUFFLE, len(node.view)))
             self._swap(node, lost, self.rng.sample(range(HOSTILE), SHUFFLE))
 
-    def _swap(self, node: ToyNode, given: list[int], told: list[int]) -> None:
-        kept = [peer for peer in node.view if peer not in given]
-        node.view = self._trim([*kept, *told, *given], node.number)
+    def _swap(self, node: ToyNode, sent_peers: list[int], received_peers: list[int]) -> None:
+        remaining_peers = [peer for peer in node.view if peer not in sent_peers]
+        node.view = self._trim([*remaining_peers, *received_peers, *sent_peers], node.number)
 
     def _hyparview(self, node: ToyNode) -> None:
         partner = self.rng.choice(node.view)
-        told = self.answer(partner, SHUFFLE)
-        node.passive = list(dict.fromkeys([*told, *node.pushed, *node.passive]))[: 2 * VIEW]
-        if not told:
+        received_peers = self.answer(partner, SHUFFLE)
+        passive_peers = dict.fromkeys([*received_peers, *node.pushed, *node.passive])
+        node.passive = list(passive_peers)[: 2 * VIEW]
+        if not received_peers:
             node.view.remove(partner)
         for peer in node.pushed:  # a join or a neighbour request is accepted at a random place
             if peer not in node.view:
@@ -121,24 +122,30 @@ class ToyNetwork:
         if len(pushed) <= 2 * PUSHED and pulled:  # more pushes than expected block the round
             sampled = [peer for _, peer in node.samples]
             parts = [(pushed, 6), (pulled, 6), (sampled, 4)]
-            drawn = [p for part, n in parts for p in self.rng.sample(part, min(n, len(part)))]
-            node.view = self._trim([*drawn, *node.view], node.number)
+            drawn_peers = [p for part, n in parts for p in self.rng.sample(part, min(n, len(part)))]
+            node.view = self._trim([*drawn_peers, *node.view], node.number)
 
     def _book(self, node: ToyNode) -> None:
         partner = self.rng.choice(node.view)
-        told = self.answer(partner, SHUFFLE)
-        if not told:
+        received_peers = self.answer(partner, SHUFFLE)
+        if not received_peers:
             node.view.remove(partner)
         # One bucket a teller: a new one displaces the last from the same teller only.
-        node.passive = [p for p in node.passive if p % 64 != partner % 64 or p not in told]
-        node.passive = (node.passive + told)[-8 * VIEW :]
+        node.passive = [
+            p for p in node.passive if p % 64 != partner % 64 or p not in received_peers
+        ]
+        node.passive = (node.passive + received_peers)[-8 * VIEW :]
         if node.passive:
-            tried = node.passive.pop(self.rng.randrange(len(node.passive)))
+            candidate = node.passive.pop(self.rng.randrange(len(node.passive)))
             self.messages += 1
-            if tried not in self.dead and tried != node.number and tried not in node.view:
+            if (
+                candidate not in self.dead
+                and candidate != node.number
+                and candidate not in node.view
+            ):
                 if len(node.view) >= VIEW:  # the older half stays
                     node.view.pop(self.rng.randrange(VIEW // 2, len(node.view)))
-                node.view.append(tried)
+                node.view.append(candidate)
 
 
 def measure(way: str, seed: int, pushes: int) -> tuple[float, float, int, int, float]:
@@ -153,8 +160,8 @@ def measure(way: str, seed: int, pushes: int) -> tuple[float, float, int, int, f
         world.step()
     alive = [node for node in world.nodes[HOSTILE:] if node.number not in world.dead]
     entries = [peer for node in alive for peer in node.view]
-    named = Counter(entries)
-    degrees = [named[node.number] for node in alive]
+    entry_counts = Counter(entries)
+    degrees = [entry_counts[node.number] for node in alive]
     dead = sum(peer in world.dead for peer in entries) / max(1, len(entries))
     return hostile, dead, min(degrees), max(degrees), world.messages / ROUNDS / NODES
 
@@ -162,15 +169,17 @@ def measure(way: str, seed: int, pushes: int) -> tuple[float, float, int, int, f
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=4)
-    wanted = parser.parse_args()
+    arguments = parser.parse_args()
     print("way        pushes  hostile  dead  least  most  messages")
     for way in ("cyclon", "hyparview", "brahms", "book"):
         for pushes in (0, 1, 8):
-            rows = [measure(way, seed, pushes) for seed in range(wanted.seeds)]
-            hostile, dead, least, most, messages = map(statistics.mean, zip(*rows, strict=True))
+            rows = [measure(way, seed, pushes) for seed in range(arguments.seeds)]
+            hostile, dead, min_degree, max_degree, messages = map(
+                statistics.mean, zip(*rows, strict=True)
+            )
             print(
-                f"{way:10} {pushes:6}  {hostile:7.2f}  {dead:4.2f}  {least:5.1f} {most:5.0f}"
-                f"  {messages:8.1f}",
+                f"{way:10} {pushes:6}  {hostile:7.2f}  {dead:4.2f}"
+                f"  {min_degree:5.1f} {max_degree:5.0f}  {messages:8.1f}",
                 flush=True,
             )
 

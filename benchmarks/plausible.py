@@ -89,12 +89,12 @@ def show(title: str, lows: Sequence[Sequence[float]], at: Sequence[float]) -> No
 
 
 def words() -> None:
-    read, env = reader(SimulatedModel("tiny")), ENVIRONMENT
+    read_logprobs, env = reader(SimulatedModel("tiny")), ENVIRONMENT
     print("text, number, median, likeliest of mean, 1, 2 and 4 tokens")
     derived = [env.derive(ref) for ref in tasks(6)]
     for text in TEXTS:
         pairs = [(env.render(t), text.format(a=t.payload["answer"])) for t in derived]
-        show(text, [least_likely(read(*pair)) for pair in pairs], (0.5, 1.0))
+        show(text, [least_likely(read_logprobs(*pair)) for pair in pairs], (0.5, 1.0))
 
 
 def honest(rounds: int) -> None:
@@ -149,9 +149,9 @@ async def _foreign(models: dict[str, SimulatedModel]) -> None:
         answers = [str(env.derive(ref).payload["answer"]) for ref in refs]
         texts[text] = [(p, text.format(a=a)) for p, a in zip(prompts, answers, strict=True)]
     for name, model in models.items():
-        read = reader(model)
+        read_logprobs = reader(model)
         for title, pairs in texts.items():
-            lows = [least_likely(read(*pair)) for pair in pairs]
+            lows = [least_likely(read_logprobs(*pair)) for pair in pairs]
             count = sum(any(np.less(low, floors[name])) for low in lows)
             print(f"{name} reads {title}: {count} of {len(lows)} below its floors")
 
@@ -174,7 +174,10 @@ async def _graded(model: SimulatedModel) -> None:
             for i, p in enumerate(prompts)
         ]
         groups = await model.probe.sample(requests)
-        bf16_score, read = scorer(model, temperature, torch.bfloat16), reader(model, temperature)
+        bf16_score, read_logprobs = (
+            scorer(model, temperature, torch.bfloat16),
+            reader(model, temperature),
+        )
         for kinds in (("addition", "subtraction"), ("division", "word-problems")):
             local_logprobs, float32_lows, bfloat16_lows, texts = [], [], [], []
             for ref, prompt, group in zip(refs, prompts, groups, strict=True):
@@ -189,7 +192,9 @@ async def _graded(model: SimulatedModel) -> None:
                         [least_likely(bf16_score(prompt, c.token_ids.tolist())) for c in right]
                     )
                 answer = str(env.derive(ref).payload["answer"])
-                texts.append([[least_likely(read(prompt, t.format(a=answer)))] for t in TEXTS])
+                texts.append(
+                    [[least_likely(read_logprobs(prompt, t.format(a=answer)))] for t in TEXTS]
+                )
             floors = answered(local_logprobs).floors(temperature)
             print(f"temperature {temperature}, floors of {kinds}: {np.round(floors, 1).tolist()}")
             print_below("right answers to other kinds, float32", float32_lows, floors)
@@ -215,12 +220,12 @@ if __name__ == "__main__":
     parser.add_argument("what", choices=("words", "honest", "foreign", "graded"))
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--other", default="tiny")
-    given = parser.parse_args()
-    if given.what == "honest":
-        honest(given.rounds)
-    elif given.what == "foreign":
-        foreign(given.other)
-    elif given.what == "graded":
-        graded(given.other)
+    arguments = parser.parse_args()
+    if arguments.what == "honest":
+        honest(arguments.rounds)
+    elif arguments.what == "foreign":
+        foreign(arguments.other)
+    elif arguments.what == "graded":
+        graded(arguments.other)
     else:
         words()

@@ -62,7 +62,7 @@ def programs(count: int) -> Iterator[str]:
 def hostile(runtime: Runtime) -> None:
     """Print what each hostile program costs, and count those that are right for a row of sums."""
     row = sums(68)[-1]
-    stdin, wanted = row["inputs"][0].encode(), row["outputs"][0].encode()
+    stdin, expected_output = row["inputs"][0].encode(), row["outputs"][0].encode()
     others = {"honest": honest(row["question"]), "examples only": examples_only(row["question"])}
     right = []
     for name, text in {**others, **CHEATS, **HOSTILE}.items():
@@ -73,7 +73,7 @@ def hostile(runtime: Runtime) -> None:
             takes.append(1000 * (time.process_time() - begin))
         steps = max(outcome.steps - runtime.start_steps, 0)
         print(f"{name:36} {outcome.end:7} {steps:12,} steps {min(takes):7.1f} ms", flush=True)
-        if outcome.end == "ok" and outcome.stdout.strip() == wanted.strip():
+        if outcome.end == "ok" and outcome.stdout.strip() == expected_output.strip():
             right.append(name)
     print(f"right: {', '.join(right)}; {len(CHEATS) + len(HOSTILE) + 1} programs should not be\n")
 
@@ -92,14 +92,14 @@ def digests(count: int) -> None:
 
 def run_in(python: str, count: int, **variables: str) -> list[list[object]]:
     """Lines of `digests` in another process."""
-    done = subprocess.run(
+    child_process = subprocess.run(
         [python, __file__, "--child", "--programs", str(count)],
         env={**os.environ, **variables},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in child_process.stdout.splitlines()]
 
 
 @contextmanager

@@ -20,7 +20,7 @@ def write_weights(target: Path, shape: ModelConfig, dtype: torch.dtype) -> None:
     """Write `target`, a safetensors file of random weights under transformers' names. Matrices have
     standard deviation 0.02 and are cut out of one draw; norms are 1, biases 0."""
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.empty(_DRAWN).normal_(std=_STD, generator=generator).to(dtype).repeat(2)
+    weight_pool = torch.empty(_DRAWN).normal_(std=_STD, generator=generator).to(dtype).repeat(2)
 
     def weight(name: str, size: torch.Size) -> Tensor:
         if len(size) == 1:
@@ -28,8 +28,9 @@ def write_weights(target: Path, shape: ModelConfig, dtype: torch.dtype) -> None:
             return torch.full(size, value, dtype=dtype)
         begin, count = int(torch.randint(_DRAWN, (), generator=generator)), size.numel()
         if count > _DRAWN:
-            return drawn.repeat(-(-(begin + count) // len(drawn)))[begin : begin + count].view(size)
-        return drawn[begin : begin + count].clone().view(size)
+            repeats = -(-(begin + count) // len(weight_pool))
+            return weight_pool.repeat(repeats)[begin : begin + count].view(size)
+        return weight_pool[begin : begin + count].clone().view(size)
 
     views = CausalLM(shape, draw=False).hf_views()
     partial = target.with_suffix(".partial")

@@ -117,8 +117,8 @@ async def _rewards(home: Path, model: Path, checkpoint: str | None) -> dict[str,
                 ]
                 for family in EASIEST
             }
-            asked = dict.fromkeys((ref for refs in tasks.values() for ref in refs), 1)
-            rewards, _ = await examiner.rewards(await examiner.requests(asked))
+            answers_per_task = dict.fromkeys((ref for refs in tasks.values() for ref in refs), 1)
+            rewards, _ = await examiner.rewards(await examiner.requests(answers_per_task))
             await sampler.close()
     finally:
         await environment.close()
@@ -140,12 +140,16 @@ def run(
         began = time.monotonic()
         try:
             node.launch()
-            used, peak, status = 0.0, Memory(), None
-            while used < budget if minutes is None else time.monotonic() - began < 60 * minutes:
+            processor_seconds, peak, status = 0.0, Memory(), None
+            while (
+                processor_seconds < budget
+                if minutes is None
+                else time.monotonic() - began < 60 * minutes
+            ):
                 if node.process.poll() is not None:
                     raise SystemExit(f"the node ended:\n{node.log.read_text()[-2000:]}")
                 time.sleep(_POLL_SECONDS)
-                used = cpu_seconds(node.process.pid)
+                processor_seconds = cpu_seconds(node.process.pid)
                 peak.raise_to(Memory.of(node.process.pid))
             status = node.status()
             wall = time.monotonic() - began
@@ -157,7 +161,7 @@ def run(
         "candidate": name,
         "seed": seed,
         "cpu": _cpu(),
-        "cpu_seconds": round(used, 1),
+        "cpu_seconds": round(processor_seconds, 1),
         "wall_seconds": round(wall, 1),
         "updates": status.steps,
         "own_groups": status.groups.sampled,
@@ -172,9 +176,9 @@ def _cpu() -> str:
     facts = dict(
         line.split(":", 1) for line in Path("/proc/cpuinfo").read_text().splitlines() if ":" in line
     )
-    known = {key.strip(): value.strip() for key, value in facts.items()}
-    matrices = "amx_bf16" in known.get("flags", "")
-    return known.get("model name", "unknown") + (", amx_bf16" if matrices else "")
+    cpu_facts = {key.strip(): value.strip() for key, value in facts.items()}
+    matrices = "amx_bf16" in cpu_facts.get("flags", "")
+    return cpu_facts.get("model name", "unknown") + (", amx_bf16" if matrices else "")
 
 
 def known(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
@@ -186,8 +190,12 @@ def known(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 def behind(runs: Mapping[tuple[str, int], Mapping[str, Any]], name: str, first: int) -> bool:
     """Check that a candidate lost on the first seed by more than `BEHIND`."""
-    own, usual = runs.get((name, first)), runs.get((DEFAULTS, first))
-    return own is not None and usual is not None and usual["reward"] - own["reward"] > BEHIND
+    candidate_run, default_run = runs.get((name, first)), runs.get((DEFAULTS, first))
+    return (
+        candidate_run is not None
+        and default_run is not None
+        and default_run["reward"] - candidate_run["reward"] > BEHIND
+    )
 
 
 def table(runs: Mapping[tuple[str, int], Mapping[str, Any]]) -> str:
@@ -222,30 +230,32 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     parser.add_argument("--minutes", type=float, help="run the defaults by the clock")
     parser.add_argument("--table", action="store_true", help="only print the table")
-    given = parser.parse_args()
-    if given.minutes is not None:
-        if given.minutes < 1:
+    arguments = parser.parse_args()
+    if arguments.minutes is not None:
+        if arguments.minutes < 1:
             parser.error("--minutes: at least one")
-        given.only = [DEFAULTS]
-    given.results = given.results or (JOINED if given.minutes else RESULTS)
-    runs = known(given.results)
-    if given.table:
+        arguments.only = [DEFAULTS]
+    arguments.results = arguments.results or (JOINED if arguments.minutes else RESULTS)
+    runs = known(arguments.results)
+    if arguments.table:
         print(table(runs))
         return
     if ("base", 0) not in runs:
         with tempfile.TemporaryDirectory() as directory:
-            families = asyncio.run(_rewards(Path(directory), given.model, "base"))
+            families = asyncio.run(_rewards(Path(directory), arguments.model, "base"))
         reward = round(fmean(families.values()), 4)
         row = {"candidate": "base", "seed": 0, "reward": reward, "families": families}
-        _note(given.results, row)
-    for seed in given.seeds:
-        for name in given.only:
-            lost = seed != given.seeds[0] and behind(runs, name, given.seeds[0])
+        _note(arguments.results, row)
+    for seed in arguments.seeds:
+        for name in arguments.only:
+            lost = seed != arguments.seeds[0] and behind(runs, name, arguments.seeds[0])
             if lost or (name, seed) in runs:
                 continue
-            runs[name, seed] = run(given.model, name, seed, given.cpu_seconds, given.minutes)
-            _note(given.results, runs[name, seed])
-    print(table(known(given.results)))
+            runs[name, seed] = run(
+                arguments.model, name, seed, arguments.cpu_seconds, arguments.minutes
+            )
+            _note(arguments.results, runs[name, seed])
+    print(table(known(arguments.results)))
 
 
 def _note(path: Path, row: dict[str, Any]) -> None:

@@ -161,21 +161,25 @@ def run(
         try:
             node.start(_GPU_WAIT if before else _CPU_WAIT)
             plan = planned(node)
-            pid, done = node.process.pid, -1
-            while done < updates:
+            pid, update_count = node.process.pid, -1
+            while update_count < updates:
                 peak.raise_to(Memory.of(pid))
                 if before and (here := gpu_memory()):
                     lost = max(lost, before.free - here.free)
                 if node.process.poll() is not None:
                     raise RuntimeError(node.log.read_text()[-2000:])
-                now, faults = done, {}
+                now, faults = update_count, {}
                 with contextlib.suppress(SwarmNodeError):  # too busy to answer
                     snapshot = node.status()
                     now, faults = snapshot.steps, snapshot.faults
-                if now != done:
-                    done = now
-                    marks.append((done, cpu_seconds(pid), time.monotonic()))
-                    so_far = {"updates": done, "cpu_seconds": marks[-1][1], "faults": faults}
+                if now != update_count:
+                    update_count = now
+                    marks.append((update_count, cpu_seconds(pid), time.monotonic()))
+                    so_far = {
+                        "updates": update_count,
+                        "cpu_seconds": marks[-1][1],
+                        "faults": faults,
+                    }
                     so_far["peak_mib"] = lost / 2**20 if before else peak.pss
                     tell(model=model.name, planned_mib=plan, **so_far)
                     print(so_far, file=sys.stderr, flush=True)
@@ -187,7 +191,7 @@ def run(
         "mib": lost / 2**20 if before else peak.pss,
         "cpu_seconds": each[0],
         "seconds": each[1],
-        "updates": done,
+        "updates": update_count,
         "planned": plan,
         "faults": faults,
     }
@@ -236,20 +240,22 @@ def main() -> None:
     directory = Path(arguments.model)
     if not directory.is_dir():
         directory = make_model(arguments.models / arguments.model, shape_named(arguments.model))
-    found = {}
+    figures_of_dtype = {}
     with limited(arguments.limit_gb):
         for dtype in arguments.dtype:
-            found[dtype] = run(directory, arguments, dtype, arguments.updates, arguments.new)
-            show(arguments, dtype, found[dtype])
-    first, *others = found.items()
-    for dtype, made in others:
-        ratio = first[1]["cpu_seconds"] / made["cpu_seconds"]
+            figures_of_dtype[dtype] = run(
+                directory, arguments, dtype, arguments.updates, arguments.new
+            )
+            show(arguments, dtype, figures_of_dtype[dtype])
+    first, *others = figures_of_dtype.items()
+    for dtype, figures in others:
+        ratio = first[1]["cpu_seconds"] / figures["cpu_seconds"]
         print(f"updates a CPU second in {dtype}: {ratio:.2f} of those in {first[0]}")
 
 
-def show(arguments: argparse.Namespace, dtype: str, found: dict[str, Any]) -> None:
+def show(arguments: argparse.Namespace, dtype: str, figures: dict[str, Any]) -> None:
     """Print the figures of one node."""
-    measured, plan = found["mib"], found["planned"]
+    measured, plan = figures["mib"], figures["planned"]
     limit = f", at most {arguments.limit_gb:g} GB of memory" * bool(arguments.limit_gb)
     trained = f"LoRA {arguments.rank}" if arguments.rank else "all weights"
     what = f"{arguments.model}, {trained}, {arguments.engine}, {dtype}"
@@ -262,14 +268,14 @@ def show(arguments: argparse.Namespace, dtype: str, found: dict[str, Any]) -> No
         new=arguments.new,
         planned_mib=plan,
         measured_mib=measured,
-        updates=found["updates"],
-        faults=found["faults"],
-        update_seconds=found["seconds"],
-        update_cpu_seconds=found["cpu_seconds"],
+        updates=figures["updates"],
+        faults=figures["faults"],
+        update_seconds=figures["seconds"],
+        update_cpu_seconds=figures["cpu_seconds"],
     )
     print(
-        f"{found['updates']} updates, {found['cpu_seconds']:.1f} CPU s and "
-        f"{found['seconds']:.1f} s each",
+        f"{figures['updates']} updates, {figures['cpu_seconds']:.1f} CPU s and "
+        f"{figures['seconds']:.1f} s each",
         flush=True,
     )
 

@@ -32,7 +32,7 @@ import numpy as np
 GROUP, LAYERS = 8, 24
 
 
-def made(given: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
+def made(arguments: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     """The model, its codec, and the requests, by prompts."""
     import torch
 
@@ -46,23 +46,26 @@ def made(given: argparse.Namespace) -> tuple[Any, Any, list[Any]]:
     torch.set_num_threads(1)
     path, rng = resolve("tiny"), np.random.default_rng(1)
     codec = Codec.from_directory(path)
-    if given.case == "tiny":
-        asked = [
-            codec.encode_prompt(text) for _, text, _ in islice(corpus("short", 0), given.rows // 4)
+    if arguments.case == "tiny":
+        prompts = [
+            codec.encode_prompt(text)
+            for _, text, _ in islice(corpus("short", 0), arguments.rows // 4)
         ]
-        requests = [SampleRequest(prompt, 4, n, 24) for n, prompt in enumerate(asked)]
+        requests = [SampleRequest(prompt, 4, n, 24) for n, prompt in enumerate(prompts)]
         return CausalLM.from_directory(path), codec, sorted(requests, key=_by_prompt)
     whole = known_shape("qwen2.5-0.5b")
     assert whole is not None
     shape = replace(
-        whole, num_hidden_layers=LAYERS // given.share, vocab_size=whole.vocab_size // given.share
+        whole,
+        num_hidden_layers=LAYERS // arguments.share,
+        vocab_size=whole.vocab_size // arguments.share,
     )
     model = CausalLM(shape, generator=torch.Generator().manual_seed(0))
     requests = []
-    for _ in range(given.rows // GROUP):
+    for _ in range(arguments.rows // GROUP):
         prompt = tuple(rng.integers(5, shape.vocab_size, int(rng.integers(60, 160))).tolist())
-        drawn = rng.lognormal(np.log(given.median), 1.0, GROUP)
-        for length in np.clip(drawn, 4, given.longest).astype(int):
+        answer_lengths = rng.lognormal(np.log(arguments.median), 1.0, GROUP)
+        for length in np.clip(answer_lengths, 4, arguments.longest).astype(int):
             requests.append(SampleRequest(prompt, 1, len(requests), int(length)))
     codec = Codec(load_tokenizer(path), shape.vocab_size, [codec.eos_id])
     return model, codec, sorted(requests, key=_by_prompt)
@@ -91,8 +94,8 @@ def serve(arguments: argparse.Namespace) -> None:
             for completion in (each for group in groups for each in group):
                 tokens += len(completion.token_ids)
                 digest.update(completion.token_ids.tobytes())
-        found = {"tokens": tokens, "cpu": took, "digest": digest.hexdigest()[:16]}
-        print(json.dumps(found), flush=True)
+        figures = {"tokens": tokens, "cpu": took, "digest": digest.hexdigest()[:16]}
+        print(json.dumps(figures), flush=True)
 
 
 class Arm:
@@ -101,10 +104,10 @@ class Arm:
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         self.name = name
         keys = ("case", "share", "places", "rows", "median", "longest")
-        given = [f"--{key}={getattr(arguments, key)}" for key in keys]
+        options = [f"--{key}={getattr(arguments, key)}" for key in keys]
         tree = {"PYTHONPATH": arguments.before} if name == "before" else {}
         self._process = subprocess.Popen(
-            [sys.executable, __file__, f"--arm={name}", *given],
+            [sys.executable, __file__, f"--arm={name}", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **tree},
@@ -117,8 +120,8 @@ class Arm:
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        found: dict[str, Any] = json.loads(self._process.stdout.readline())
-        return found
+        figures: dict[str, Any] = json.loads(self._process.stdout.readline())
+        return figures
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -149,12 +152,15 @@ def main() -> None:
     )
     rates: dict[str, list[float]] = {name: [] for name in names}
     for _ in range(arguments.pairs):
-        found = {arm.name: arm.run() for arm in arms}
-        for name, each in found.items():
+        figures_of_arm = {arm.name: arm.run() for arm in arms}
+        for name, each in figures_of_arm.items():
             rates[name].append(each["tokens"] / each["cpu"])
         line = {name: round(values[-1], 1) for name, values in rates.items()}
-        same = len({each["digest"] for each in found.values()}) == 1
-        print(json.dumps({"tokens": found["refilled"]["tokens"], "same": same, **line}), flush=True)
+        same = len({each["digest"] for each in figures_of_arm.values()}) == 1
+        print(
+            json.dumps({"tokens": figures_of_arm["refilled"]["tokens"], "same": same, **line}),
+            flush=True,
+        )
     for arm in arms:
         arm.close()
     for name in names[1:]:

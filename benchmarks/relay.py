@@ -75,10 +75,10 @@ async def pings(end: End, peer: str) -> float:
 
 async def pull(end: End, peer: str, groups: int, size: int) -> None:
     """Ask for `groups` replies of `size` bytes, a few at once."""
-    left = iter(range(groups))
+    remaining_groups = iter(range(groups))
 
     async def one_after_the_other() -> None:
-        for _ in left:
+        for _ in remaining_groups:
             reply = await end.reaching.request(peer, SIZED, b"%d" % size, max_reply=size)
             assert len(reply) == size
 

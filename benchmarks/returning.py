@@ -47,14 +47,14 @@ def back(one: Scene, ids: dict[str, str], since: float) -> list[float]:
     while time.monotonic() - since < _LONGEST:
         time.sleep(0.2)
         now, counts = time.monotonic(), received(one, ids)
-        for seen, old, new in zip(times, before, counts, strict=True):
-            seen += [now] * max(0, new - old)
+        for arrival_times, old, new in zip(times, before, counts, strict=True):
+            arrival_times += [now] * max(0, new - old)
         before = counts
         # Both have been trading for ten seconds.
-        if all(len([t for t in seen if t > now - 10]) >= _GROUPS for seen in times) and (
-            now - since > 20
-        ):
-            return [_after_gap(seen) - since for seen in times]
+        if all(
+            len([t for t in arrival_times if t > now - 10]) >= _GROUPS for arrival_times in times
+        ) and (now - since > 20):
+            return [_after_gap(arrival_times) - since for arrival_times in times]
     return [math.inf] * 2
 
 
@@ -110,12 +110,13 @@ def main() -> None:
         began = time.monotonic()
         print(f"met: {back(one, ids, began)}", flush=True)
         for fault in args.faults:
-            begun = time.monotonic()
+            fault_start = time.monotonic()
             FAULTS[fault](one)
             healed = time.monotonic()
-            found = [f"{seconds:.1f}" for seconds in back(one, ids, healed)]
+            recovery_times = [f"{seconds:.1f}" for seconds in back(one, ids, healed)]
             print(
-                f"{fault} ({healed - begun:.0f} s): {AWAY} {found[0]}, {HOME} {found[1]}",
+                f"{fault} ({healed - fault_start:.0f} s): "
+                f"{AWAY} {recovery_times[0]}, {HOME} {recovery_times[1]}",
                 flush=True,
             )
         for host, node in one.nodes.items():

@@ -188,13 +188,13 @@ async def meet(stacks: tuple[str, ...], place: Path, count: int) -> dict[str, fl
         await until(lambda: bool(nodes[-1].transport.addresses()))
     all_started = time.monotonic()
     await until(lambda: all(len(each.partners()) == count - 1 for each in nodes))
-    met = time.monotonic() - all_started
+    meeting_seconds = time.monotonic() - all_started
     before = cpu_seconds(os.getpid())
     await asyncio.sleep(SETTLED_SECONDS)
     cpu = (cpu_seconds(os.getpid()) - before) / count / SETTLED_SECONDS * 60
     for each in nodes:
         await each.stop()
-    return {f"{count} nodes meet, s": met, "CPU a node and minute, s": cpu}
+    return {f"{count} nodes meet, s": meeting_seconds, "CPU a node and minute, s": cpu}
 
 
 async def attacked(stack: str, place: Path) -> dict[str, Any]:
@@ -205,26 +205,26 @@ async def attacked(stack: str, place: Path) -> dict[str, Any]:
         *(sys.executable, str(ROOT / "tests" / "libp2p_attacker.py"), host, port, peer, WAIT),
         stdout=asyncio.subprocess.PIPE,
     )
-    pid, asked, answered, peak, slowest = one.daemon_pid, 0, 0, 0.0, 0.0
+    pid, request_count, answer_count, peak, slowest = one.daemon_pid, 0, 0, 0.0, 0.0
     base = Memory.of(pid).pss
     async with asyncio.TaskGroup() as group:
-        said = group.create_task(attacker.communicate())
-        while not said.done():
-            asked += 1
+        attack_task = group.create_task(attacker.communicate())
+        while not attack_task.done():
+            request_count += 1
             try:
                 async with asyncio.timeout(10):
                     took = await timed(other.request(one.peer_id, ECHO, b"x"))
-                answered, slowest = answered + 1, max(slowest, took)
+                answer_count, slowest = answer_count + 1, max(slowest, took)
             except Exception as error:  # noqa: BLE001 - it is counted
                 print(f"an honest request failed: {error!r}", file=sys.stderr)
             peak = max(peak, Memory.of(pid).pss)
             await asyncio.sleep(0.05)
-    ended = json.loads(said.result()[0])
+    ended = json.loads(attack_task.result()[0])
     alive = one.daemon_pid == pid
     for transport in (one, other):
         await transport.stop()
     return {
-        "honest requests, share answered": answered / asked,
+        "honest requests, share answered": answer_count / request_count,
         "slowest honest request, s": slowest,
         "memory at the peak of attacks, MiB": peak - base,
         "daemon lived": float(alive),
@@ -237,10 +237,10 @@ async def measure(what: str, count: int) -> dict[str, Any]:
         place = Path(text)
         if what == "both":
             return await meet(("hivemind", "libp2p"), place, count)
-        found: dict[str, Any] = await costs(what, place)
+        figures: dict[str, Any] = await costs(what, place)
         for part in (speeds, kills, attacked):
-            found |= await part(what, place)
-        return found | await meet((what,), place, count)
+            figures |= await part(what, place)
+        return figures | await meet((what,), place, count)
 
 
 def main() -> None:
@@ -252,20 +252,20 @@ def main() -> None:
     if arguments.only:
         print(json.dumps(asyncio.run(measure(arguments.only, arguments.nodes))))
         return
-    found = {}
+    figures_of_stack = {}
     for what in ("hivemind", "libp2p", "both"):
         command = [sys.executable, __file__, "--only", what, "--nodes", str(arguments.nodes)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
-        found[what] = json.loads(done.stdout.splitlines()[-1])
-        print(what, found[what], file=sys.stderr, flush=True)
-    attacks = {what: found[what].pop("attacks", {}) for what in found}
+        child_process = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
+        figures_of_stack[what] = json.loads(child_process.stdout.splitlines()[-1])
+        print(what, figures_of_stack[what], file=sys.stderr, flush=True)
+    attacks = {what: figures_of_stack[what].pop("attacks", {}) for what in figures_of_stack}
     print(f"{'':38}{'hivemind':>10}{'libp2p':>10}{'ratio':>8}{'both':>10}")
-    for name, value in found["hivemind"].items():
-        other, both = found["libp2p"][name], found["both"].get(name)
+    for name, value in figures_of_stack["hivemind"].items():
+        other, both = figures_of_stack["libp2p"][name], figures_of_stack["both"].get(name)
         ratio = f"{other / value:8.2f}" if value else f"{'-':>8}"
-        shown = f"{both:10.2f}" if both is not None else ""
-        print(f"{name:38}{value:10.2f}{other:10.2f}{ratio}{shown}")
+        both_cell = f"{both:10.2f}" if both is not None else ""
+        print(f"{name:38}{value:10.2f}{other:10.2f}{ratio}{both_cell}")
     for name, ended in attacks["hivemind"].items():
         print(f"{name:38}{ended[:20]:>20}{attacks['libp2p'][name][:20]:>20}")
 

@@ -44,29 +44,29 @@ def swarm(bed: Bed, hosts: list[str], *arguments: str, split: bool = False) -> I
     with (
         tempfile.TemporaryDirectory(prefix="sites-") as place,
         bed,
-        scene(bed, Path(place), "--listen", "/ip4/0.0.0.0/tcp/443", *arguments) as made,
+        scene(bed, Path(place), "--listen", "/ip4/0.0.0.0/tcp/443", *arguments) as swarm_scene,
     ):
         for number, host in enumerate(hosts):
             families = ",".join(_FAMILIES[number :: len(hosts)])
-            made.start(host, *(["--families", families] if split else []))
-        made.peer_ids()
-        _wait(lambda: all(_received(made, host) for host in hosts), made)
-        yield made
+            swarm_scene.start(host, *(["--families", families] if split else []))
+        swarm_scene.peer_ids()
+        _wait(lambda: all(_received(swarm_scene, host) for host in hosts), swarm_scene)
+        yield swarm_scene
 
 
 def three_sites() -> Bed:
     return Bed({"a": Nat.SYMMETRIC, "b": Nat.HTTPS_ONLY}, public=3)
 
 
-def traded(made: Scene, seconds: float) -> float:
+def traded(swarm_scene: Scene, seconds: float) -> float:
     """Groups a minute that came to all nodes together."""
 
     def total() -> int:
-        return sum(sum(_received(made, host).values()) for host in made.nodes)
+        return sum(sum(_received(swarm_scene, host).values()) for host in swarm_scene.nodes)
 
-    before, begun = total(), time.monotonic()
+    before, start_time = total(), time.monotonic()
     time.sleep(seconds)
-    return (total() - before) * 60 / (time.monotonic() - begun)
+    return (total() - before) * 60 / (time.monotonic() - start_time)
 
 
 @dataclass
@@ -98,26 +98,30 @@ class SitesWatch:
 
     def mixed(self) -> float:
         """Seconds until every node has new groups of each other site."""
-        begun = time.monotonic()
+        start_time = time.monotonic()
         before = {host: _received(self.made, host) for host in self.made.nodes}
-        left = set(self.made.nodes)
-        while left and time.monotonic() - begun < _LONGEST:
+        unmixed_hosts = set(self.made.nodes)
+        while unmixed_hosts and time.monotonic() - start_time < _LONGEST:
             self.look()
-            left = {host for host in left if not _mixes(self.made, host, before[host])}
-        return time.monotonic() - begun if not left else float("inf")
+            unmixed_hosts = {
+                host for host in unmixed_hosts if not _mixes(self.made, host, before[host])
+            }
+        return time.monotonic() - start_time if not unmixed_hosts else float("inf")
 
 
 def kill(*hosts: str) -> Callable[[Scene, SitesWatch], None]:
     """Kill these nodes, and start them again after ten seconds."""
 
-    def fault(made: Scene, watch: SitesWatch) -> None:
+    def fault(swarm_scene: Scene, watch: SitesWatch) -> None:
         for host in hosts:
-            made.nodes[host].end()
+            swarm_scene.nodes[host].end()
         watch.during(10, hosts)
         for host in hosts:
-            made.nodes[host].start()
+            swarm_scene.nodes[host].start()
         deadline = time.monotonic() + _LONGEST
-        while any((made.status(host) or {"state": ""})["state"] != "running" for host in hosts):
+        while any(
+            (swarm_scene.status(host) or {"state": ""})["state"] != "running" for host in hosts
+        ):
             if time.monotonic() > deadline:
                 sys.exit(f"{hosts} do not run again")
             watch.during(0.5, hosts)
@@ -125,34 +129,34 @@ def kill(*hosts: str) -> Callable[[Scene, SitesWatch], None]:
     return fault
 
 
-def cut(made: Scene, watch: SitesWatch) -> None:
-    made.bed.cut("a")
+def cut(swarm_scene: Scene, watch: SitesWatch) -> None:
+    swarm_scene.bed.cut("a")
     watch.during(60)
-    made.bed.join("a")
+    swarm_scene.bed.join("a")
 
 
-def forget(made: Scene, _: SitesWatch) -> None:
+def forget(swarm_scene: Scene, _: SitesWatch) -> None:
     for site in ("a", "b"):
-        made.bed.flush(site)
+        swarm_scene.bed.flush(site)
 
 
 FAULTS: dict[str, Callable[[Scene, SitesWatch], object]] = {
     "bootstrap killed": kill("pub1"),
     "site a cut for 60 s": cut,
     "two of three relays killed": kill("pub2", "pub3"),
-    "site a gets another address": lambda made, _: made.bed.readdress("a"),
+    "site a gets another address": lambda swarm_scene, _: swarm_scene.bed.readdress("a"),
     "routers forget all mappings": forget,
     "four of seven killed": kill("pub2", "pub3", "a1", "b1"),
 }
 
 
-def _received(made: Scene, host: str) -> dict[str, int]:
-    rows = (made.status(host) or {"peers": []})["peers"]
+def _received(swarm_scene: Scene, host: str) -> dict[str, int]:
+    rows = (swarm_scene.status(host) or {"peers": []})["peers"]
     return {row["peer_id"]: row["accepted"] for row in rows if row["accepted"]}
 
 
-def _mixes(made: Scene, host: str, before: dict[str, int]) -> bool:
-    ids, now = made.peer_ids(), _received(made, host)
+def _mixes(swarm_scene: Scene, host: str, before: dict[str, int]) -> bool:
+    ids, now = swarm_scene.peer_ids(), _received(swarm_scene, host)
     return all(
         any(now.get(ids[other], 0) > before.get(ids[other], 0) for other in hosts)
         for hosts in SITES.values()
@@ -160,28 +164,30 @@ def _mixes(made: Scene, host: str, before: dict[str, int]) -> bool:
     )
 
 
-def _wait(what: Callable[[], Any], made: Scene) -> None:
+def _wait(what: Callable[[], Any], swarm_scene: Scene) -> None:
     deadline = time.monotonic() + 900
     while not what():
         if time.monotonic() > deadline:
-            sys.exit(f"nodes do not meet: { {host: _received(made, host) for host in HOSTS} }")
+            sys.exit(
+                f"nodes do not meet: { {host: _received(swarm_scene, host) for host in HOSTS} }"
+            )
         time.sleep(1)
 
 
 def show_lan(seconds: float) -> None:
     hosts = [f"pub{number}" for number in range(1, 8)]
-    with swarm(Bed({}, public=7), hosts, *_STEADY) as made:
+    with swarm(Bed({}, public=7), hosts, *_STEADY) as swarm_scene:
         time.sleep(30)
-        print(f"one LAN: {traded(made, seconds):.0f} groups a minute", flush=True)
+        print(f"one LAN: {traded(swarm_scene, seconds):.0f} groups a minute", flush=True)
 
 
 def show_sites(seconds: float, faults: bool) -> None:
-    with swarm(three_sites(), HOSTS, *_STEADY) as made:
+    with swarm(three_sites(), HOSTS, *_STEADY) as swarm_scene:
         time.sleep(30)
-        print(f"three sites: {traded(made, seconds):.0f} groups a minute", flush=True)
+        print(f"three sites: {traded(swarm_scene, seconds):.0f} groups a minute", flush=True)
         for name, fault in FAULTS.items() if faults else ():
-            watch = SitesWatch(made)
-            fault(made, watch)
+            watch = SitesWatch(swarm_scene)
+            fault(swarm_scene, watch)
             seconds = watch.mixed()
             worst = max(watch.longest.values())
             print(
@@ -191,12 +197,12 @@ def show_sites(seconds: float, faults: bool) -> None:
 
 
 def show_learning(seconds: float) -> None:
-    with swarm(three_sites(), HOSTS, split=True) as made:
+    with swarm(three_sites(), HOSTS, split=True) as swarm_scene:
         time.sleep(seconds)
         for host in HOSTS:
             evals = [
                 each
-                for each in (made.status(host) or {"evals": []})["evals"]
+                for each in (swarm_scene.status(host) or {"evals": []})["evals"]
                 if each["external_only"] is not None
             ]
             if evals:

@@ -37,29 +37,31 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--save", type=Path, required=True)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(given.model)
-    environment = environment_of(given.environment, **given.options)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(arguments.model)
+    environment = environment_of(arguments.environment, **arguments.options)
     rewards = Rewards(environment)
-    count = given.updates * given.groups
+    count = arguments.updates * arguments.groups
     alone = SimpleNamespace(drawn=0, published=0)
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32),
         processing_class=tokenizer,
         reward_funcs=rewards,
-        train_dataset=tasks(environment, rewards, tokenizer, count, given.seed, given.families),
-        callbacks=[Progress(alone, given.seconds, given.save)],
-        peft_config=adapter(given.lora),
+        train_dataset=tasks(
+            environment, rewards, tokenizer, count, arguments.seed, arguments.families
+        ),
+        callbacks=[Progress(alone, arguments.seconds, arguments.save)],
+        peft_config=adapter(arguments.lora),
         args=grpo(
-            given.save / "trl",
-            given.groups,
-            given.group_size,
-            given.tokens,
-            given.updates,
-            given.learning_rate,
-            given.seed,
-            given.temperature,
+            arguments.save / "trl",
+            arguments.groups,
+            arguments.group_size,
+            arguments.tokens,
+            arguments.updates,
+            arguments.learning_rate,
+            arguments.seed,
+            arguments.temperature,
         ),
     )
     trainer.train()

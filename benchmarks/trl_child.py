@@ -84,10 +84,10 @@ def tasks(
 ) -> Dataset:
     """Prompts as the node writes them, in the manner of its own stream of tasks. They are of these
     `families`, by default of all."""
-    rows, known = [], families or environment.families
+    rows, chosen_families = [], families or environment.families
     for index in range(count):
         seed = task_seed("train", run_seed, "trl", index)
-        family = known[seed % len(known)]
+        family = chosen_families[seed % len(chosen_families)]
         question = environment.render(rewards.derive(family, seed))
         prompt = tokenizer.apply_chat_template(
             [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
@@ -107,7 +107,7 @@ class Marks(TrainerCallback):  # type: ignore[misc]
         self._lora = arguments.lora > 0
         self._started = 0.0
 
-    def on_step_end(self, _args: object, state: Any, control: Any, **kept: Any) -> None:
+    def on_step_end(self, _args: object, state: Any, control: Any, **trainer_parts: Any) -> None:
         updates = state.global_step - 1
         if not updates:
             self._started = time.process_time()
@@ -118,10 +118,10 @@ class Marks(TrainerCallback):  # type: ignore[misc]
             return
         path = str(self._directory / f"trl-{self._marks.pop(0):g}.safetensors")
         if self._lora:
-            kept["model"].save_pretrained(path)
+            trainer_parts["model"].save_pretrained(path)
         else:
             # The output matrix is the embedding's, and not stored twice.
-            weights = kept["model"].state_dict()
+            weights = trainer_parts["model"].state_dict()
             save_file({k: v.clone() for k, v in weights.items() if k != "lm_head.weight"}, path)
         tell(
             {

@@ -162,8 +162,8 @@ class Training:
         for line in self.process.stdout:
             if not line.startswith('{"updates"'):  # TRL prints figures of its own
                 continue
-            said = json.loads(line)
-            numbers = said["updates"], said["seconds"], said["drawn"], said["published"]
+            figures = json.loads(line)
+            numbers = figures["updates"], figures["seconds"], figures["drawn"], figures["published"]
             self.marks.append(Mark(*numbers, cpu_seconds(self.process.pid)))
 
 
@@ -281,11 +281,12 @@ def run(plan: Plan, held_out: HeldOutTasks, place: Path) -> tuple[float, float]:
             ]
     rewards = {each.name: held_out.families(each.weights) for each in (member, alone)}
     for each in (member, alone):
-        last, found = each.marks[-1], rewards[each.name]
-        others, own = mean(found, ground.others), mean(found, ground.own)
+        last, family_rewards = each.marks[-1], rewards[each.name]
+        others_reward = mean(family_rewards, ground.others)
+        own_reward = mean(family_rewards, ground.own)
         print(
-            f"seed {plan.seed}, TRL {each.name:6}: unseen reward {others:.3f} on the "
-            f"nodes' families, {own:.3f} on its own; {last.updates} updates in "
+            f"seed {plan.seed}, TRL {each.name:6}: unseen reward {others_reward:.3f} on the "
+            f"nodes' families, {own_reward:.3f} on its own; {last.updates} updates in "
             f"{last.seconds:.0f} s, {1000 * each.cpu_per_update:.1f} CPU ms an update; "
             f"{last.drawn} groups of peers, {last.published} published",
             flush=True,
@@ -315,11 +316,11 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--eval-tasks", type=int, default=128, help="unseen tasks per family")
-    given = parser.parse_args()
-    if not given.trl_python.is_file():
-        sys.exit(f"no {given.trl_python}: run `make bench-trl-member`, which makes it")
-    ground = ground_of(given.model)
-    held_out = ground.held_out(given.eval_tasks)
+    arguments = parser.parse_args()
+    if not arguments.trl_python.is_file():
+        sys.exit(f"no {arguments.trl_python}: run `make bench-trl-member`, which makes it")
+    ground = ground_of(arguments.model)
+    held_out = ground.held_out(arguments.eval_tasks)
     start = held_out.families(None)
     print(
         f"start: unseen reward {mean(start, ground.others):.3f} on the nodes' families, "
@@ -327,9 +328,9 @@ def main() -> None:
         flush=True,
     )
     results = []
-    for seed in given.seeds:
+    for seed in arguments.seeds:
         with tempfile.TemporaryDirectory(prefix="swarm-node-bench-") as place:
-            plan = Plan(given.trl_python, given.updates, given.seconds, seed, ground)
+            plan = Plan(arguments.trl_python, arguments.updates, arguments.seconds, seed, ground)
             results.append(run(plan, held_out, Path(place)))
     above, ratio = (fmean(values) for values in zip(*results, strict=True))
     print(f"mean of {len(results)} seed(s): {above:+.3f} above TRL alone, {ratio:.2f} of its CPU")

@@ -124,5 +124,5 @@ if __name__ == "__main__":
     parser.add_argument("--calls", type=int, default=6)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--places", type=int, default=16)
-    given = parser.parse_args()
-    asyncio.run(main(given.calls, given.repetitions, given.places))
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.calls, arguments.repetitions, arguments.places))

@@ -81,5 +81,5 @@ if __name__ == "__main__":
     parser.add_argument("--groups", type=int, default=12)
     parser.add_argument("--new", type=int, default=384)
     parser.add_argument("--turns", type=int, default=5)
-    given = parser.parse_args()
-    asyncio.run(main(given.places, given.groups, given.new, given.turns))
+    arguments = parser.parse_args()
+    asyncio.run(main(arguments.places, arguments.groups, arguments.new, arguments.turns))

@@ -39,7 +39,7 @@ _DAY_ROWS = 86_400 // 20
 
 def cost(pairs: int, seconds: float, watchers: int) -> None:
     """CPU seconds for each update, watched and not."""
-    found: list[dict[int, tuple[int, float]]] = []
+    measured_pairs: list[dict[int, tuple[int, float]]] = []
     with tempfile.TemporaryDirectory() as place:
         node = NodeProcess(Path(place), ["model=tiny", "run.threads=1"])
         try:
@@ -51,14 +51,17 @@ def cost(pairs: int, seconds: float, watchers: int) -> None:
                     asyncio.run(_watch(node.home, seconds, many))
                     spent = cpu_seconds(node.process.pid) - cpu
                     pair[many] = node.status().steps - before, spent
-                found.append(pair)
+                measured_pairs.append(pair)
         finally:
             node.stop()
     for many in (0, watchers):
-        updates = sum(pair[many][0] for pair in found)
-        cpu = sum(pair[many][1] for pair in found)
+        updates = sum(pair[many][0] for pair in measured_pairs)
+        cpu = sum(pair[many][1] for pair in measured_pairs)
         print(f"{many} watchers: {updates} updates, {1000 * cpu / updates:.1f} CPU ms for each")
-    each = [pair[watchers][1] / pair[watchers][0] * pair[0][0] / pair[0][1] - 1 for pair in found]
+    each = [
+        pair[watchers][1] / pair[watchers][0] * pair[0][0] / pair[0][1] - 1
+        for pair in measured_pairs
+    ]
     mean, error = statistics.mean(each), statistics.stdev(each) / math.sqrt(len(each))
     print(f"one watcher: {100 * mean / watchers:.2f} ± {100 * error / watchers:.2f}% (goal 1%)")
 
@@ -128,8 +131,10 @@ def drawn() -> None:
         tools.send("Performance.enable", {"timeDomain": "threadTicks"})
 
         def spent() -> float:
-            told = tools.send("Performance.getMetrics")["metrics"]
-            return float(next(item["value"] for item in told if item["name"] == "TaskDuration"))
+            page_metrics = tools.send("Performance.getMetrics")["metrics"]
+            return float(
+                next(item["value"] for item in page_metrics if item["name"] == "TaskDuration")
+            )
 
         for what, call in (
             ("an event of 500 nodes", "show({...shown, evals: []})"),

@@ -97,8 +97,8 @@ class Attack(Experiment[str]):
             raise ConfigError(f"there is no plan {self.plan}: use {', '.join(_PLANS)}")
         unknown = sorted(set(self.only) - _PLANS[self.plan](self.nodes).keys())
         if unknown:
-            known = "; ".join(_PLANS[self.plan](self.nodes))
-            raise ConfigError(f"there is no case {unknown[0]}: choose from {known}")
+            case_names = "; ".join(_PLANS[self.plan](self.nodes))
+            raise ConfigError(f"there is no case {unknown[0]}: choose from {case_names}")
 
     @property
     def place(self) -> str:
@@ -181,10 +181,10 @@ def _mean_triggered(report: SimulationReport) -> float:
 
 def _honest_share(reports: Iterable[SimulationReport]) -> float:
     """Refused groups of honest members among all of theirs that were judged or trained on."""
-    refused = taken = 0
+    refused_groups = received_groups = 0
     for report in reports:
         for node in report.nodes:
             counts = attack_figures(node.study).refused
-            refused += sum(counts.get(reason, 0) for reason in _CONTENT)
-            taken += node.groups_received
-    return refused / max(1, taken + refused)
+            refused_groups += sum(counts.get(reason, 0) for reason in _CONTENT)
+            received_groups += node.groups_received
+    return refused_groups / max(1, received_groups + refused_groups)

@@ -42,8 +42,8 @@ class CostRatio:
         unit = BATCH_ANSWERS * (self.made + self.trained)
         rounds, size = report.rounds, report.settings["sampling"]["group_size"]
         costs = (
-            size * (self.made * made + self.trained * trained) / unit
-            for made, trained in zip(rounds.made, rounds.informative, strict=True)
+            size * (self.made * made_groups + self.trained * trained_groups) / unit
+            for made_groups, trained_groups in zip(rounds.made, rounds.informative, strict=True)
         )
         return list(accumulate(costs, initial=0.0))
 
@@ -94,7 +94,7 @@ def groups_made(report: SimulationReport) -> Sequence[float]:
 def answers_made(report: SimulationReport) -> Sequence[float]:
     """Answers that a node had made at the end of each round."""
     size = report.settings["sampling"]["group_size"]
-    return [size * made for made in groups_made(report)]
+    return [size * groups for groups in groups_made(report)]
 
 
 def cpu_seconds(report: SimulationReport) -> Sequence[float]:

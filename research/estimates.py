@@ -79,11 +79,11 @@ def holm(values: Mapping[_Name, float]) -> dict[_Name, float]:
     """The p values of a family of comparisons, corrected by Holm's method: if those below α count,
     the chance of any false one is at most α."""
     corrected: dict[_Name, float] = {}
-    most = 0.0
+    running_maximum = 0.0
     ordered = sorted(values.items(), key=lambda item: item[1])
     for index, (name, value) in enumerate(ordered):
-        most = max(most, min(1.0, value * (len(ordered) - index)))
-        corrected[name] = most
+        running_maximum = max(running_maximum, min(1.0, value * (len(ordered) - index)))
+        corrected[name] = running_maximum
     return {name: corrected[name] for name in values}
 
 

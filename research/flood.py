@@ -60,9 +60,9 @@ class Flood:
             SwarmNodeError: a file cannot be written.
         """
         quiet()
-        commit, made = commit_of(Path(__file__).parents[1]), packed(self.raw)
+        commit, packed_runs = commit_of(Path(__file__).parents[1]), packed(self.raw)
         for key in self.places():
-            if key.file in made:
+            if key.file in packed_runs:
                 continue
             with claimed(self.raw / key.file) as mine:
                 if mine:
@@ -81,8 +81,8 @@ class Flood:
         Raises:
             SwarmNodeError: a file is not whole.
         """
-        found = all_raw(self.raw, _STAGE, _REGIME)
-        by_arm = {arm: {raw.index: raw for raw in found if raw.arm == arm} for arm in ARMS}
+        all_runs = all_raw(self.raw, _STAGE, _REGIME)
+        by_arm = {arm: {raw.index: raw for raw in all_runs if raw.arm == arm} for arm in ARMS}
         title = "reward on unseen texts at the end, mean ± 95% interval over seeds"
         headings = ("seeds", "reward", "less missing", "answers", "hostile share")
         table = results_table(title, ("arm",), headings)

@@ -110,8 +110,8 @@ class Frontier:
             ConfigError: the pilot has not decided yet which solo arms enter.
         """
         choices = read_choices(self.raw)
-        most = max(self._seeds(regime) for regime in self.regimes)
-        for index, seed in enumerate(declared_seeds(most, _SEEDS[self.stage])):
+        seed_count = max(self._seeds(regime) for regime in self.regimes)
+        for index, seed in enumerate(declared_seeds(seed_count, _SEEDS[self.stage])):
             for regime in self.regimes:
                 if self.first <= index <= self.last and index < self._seeds(regime):
                     for rival, nodes in self._cases(regime, choices.get(regime)):
@@ -150,9 +150,9 @@ class Frontier:
     def _work(self) -> None:
         quiet()
         choices = read_choices(self.raw)
-        commit, made = commit_of(Path(__file__).parents[1]), packed(self.raw)
+        commit, packed_runs = commit_of(Path(__file__).parents[1]), packed(self.raw)
         for place, rival in self.places():
-            if place.file in made:
+            if place.file in packed_runs:
                 continue
             choice = choices.get(place.regime)
             answers = math.nan if choice is None else choice.answers.get(place.nodes, math.nan)

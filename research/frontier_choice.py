@@ -91,10 +91,10 @@ def needed(run: Raw, level: float, costs: Sequence[float] | None = None) -> floa
 
 def by_arm(runs: Sequence[Raw]) -> dict[str, list[Raw]]:
     """The runs of each arm, in the order of their seeds."""
-    found: dict[str, list[Raw]] = {}
+    runs_of_arm: dict[str, list[Raw]] = {}
     for run in sorted(runs, key=lambda run: run.index):
-        found.setdefault(run.arm, []).append(run)
-    return found
+        runs_of_arm.setdefault(run.arm, []).append(run)
+    return runs_of_arm
 
 
 def read_choices(directory: Path) -> dict[str, PilotDecision]:

@@ -118,11 +118,13 @@ def raw_of(place: RunKey, report: SimulationReport, plan: str, commit: str) -> R
     nodes, rounds = report.nodes, report.rounds
     at = [entry for entry, _ in report.held_out.curve]
     size = report.settings["sampling"]["group_size"]
-    made = list(accumulate(rounds.made, initial=0.0))
-    mixed = list(accumulate(rounds.mixed, initial=0.0))
-    informative = list(accumulate(rounds.informative, initial=0.0))
+    made_groups = list(accumulate(rounds.made, initial=0.0))
+    mixed_groups = list(accumulate(rounds.mixed, initial=0.0))
+    informative_groups = list(accumulate(rounds.informative, initial=0.0))
     shares = [
-        (mixed[b] - mixed[a]) / (made[b] - made[a]) if made[b] > made[a] else 0.0
+        (mixed_groups[b] - mixed_groups[a]) / (made_groups[b] - made_groups[a])
+        if made_groups[b] > made_groups[a]
+        else 0.0
         for a, b in zip([0, *at], at, strict=False)
     ]
     models = report.models if len(report.models) > 1 else []
@@ -136,8 +138,8 @@ def raw_of(place: RunKey, report: SimulationReport, plan: str, commit: str) -> R
         updates=at,
         unseen=_short(reward for _, reward in report.held_out.curve),
         seen=_short(reward for _, reward in report.seen.curve) if report.seen else [],
-        answers=_short(size * made[entry] for entry in at),
-        informative=_short(informative[entry] for entry in at),
+        answers=_short(size * made_groups[entry] for entry in at),
+        informative=_short(informative_groups[entry] for entry in at),
         share=_short(shares),
         bytes=sum(node.bytes_sent for node in nodes) + weights,
         weights=weights,
@@ -170,8 +172,8 @@ def make_run(
         SwarmNodeError: it cannot run, or its file cannot be written.
     """
     plan = plan_digest(describe(scenario, settings))
-    kept = find_raw(directory, place)
-    if kept is not None and kept.plan == plan:
+    stored_run = find_raw(directory, place)
+    if stored_run is not None and stored_run.plan == plan:
         return
     began = time.monotonic()
     write_raw(raw_of(place, simulate(scenario, settings), plan, commit), directory)
@@ -229,23 +231,23 @@ def all_raw(directory: Path, stage: str, regime: str) -> list[Raw]:
     Raises:
         SwarmNodeError: a file is not whole.
     """
-    kept = {
+    packed_runs = {
         name: run
         for name, run in packed(directory).items()
         if (run.stage, run.regime) == (stage, regime)
     }
-    runs = kept | _files(directory, f"{stage}-{regime}-*")
+    runs = packed_runs | _files(directory, f"{stage}-{regime}-*")
     return [runs[name] for name in sorted(runs)]
 
 
 def _files(directory: Path, names: str) -> dict[str, Raw]:
-    found = {}
+    runs_of_file = {}
     for path in sorted(directory.glob(f"{names}{_RUN}")):
         raw = _read(path)
         if raw is None:
             raise SwarmNodeError(f"{path} is not a whole run: delete it and make it again")
-        found[path.name] = raw
-    return found
+        runs_of_file[path.name] = raw
+    return runs_of_file
 
 
 def _read(path: Path) -> Raw | None:

@@ -58,12 +58,12 @@ Runs = Mapping[str, list[Raw]]
 
 def runs_of(directory: Path, stage: str, regime: str, nodes: int | None = None) -> Runs:
     """Runs by arm: swarms and central learners of `nodes`, or of any number (None)."""
-    kept = [
+    matching_runs = [
         run
         for run in all_raw(directory, stage, regime)
         if nodes is None or RIVALS[run.arm].kind in ("solo", "supervised") or run.nodes == nodes
     ]
-    return by_arm(kept)
+    return by_arm(matching_runs)
 
 
 def _end(run: Raw, updates: int) -> float:
@@ -94,16 +94,16 @@ def ends_tables(directory: Path, stage: str, regime: str) -> tuple[Table, Table]
         "lag": lambda run: run.own_lag,
     }
     spent = results_table(f"{regime}: what an update cost", ("arm",), list(costs))
-    for arm, found in runs.items():
-        seen = [between(run.updates, run.seen, updates) for run in found if run.seen]
+    for arm, arm_runs in runs.items():
+        seen_rewards = [between(run.updates, run.seen, updates) for run in arm_runs if run.seen]
         ends.add_row(
             arm,
-            f"{estimate([_end(run, updates) for run in found]):.3f}",
-            f"{estimate(seen):.3f}" if seen else "-",
-            f"{estimate([reward_at(run, budget) for run in found]):.3f}",
-            str(len(found)),
+            f"{estimate([_end(run, updates) for run in arm_runs]):.3f}",
+            f"{estimate(seen_rewards):.3f}" if seen_rewards else "-",
+            f"{estimate([reward_at(run, budget) for run in arm_runs]):.3f}",
+            str(len(arm_runs)),
         )
-        spent.add_row(arm, *(f"{_mean(found, count):.1f}" for count in costs.values()))
+        spent.add_row(arm, *(f"{_mean(arm_runs, count):.1f}" for count in costs.values()))
     return ends, spent
 
 
@@ -112,18 +112,18 @@ def levels_table(directory: Path, stage: str, regime: str) -> Table:
     answers of the default as a part of those of the best solo arm. Where that arm never reached the
     level, its whole run is taken, and the part is an upper bound (≤)."""
     runs, levels = runs_of(directory, stage, regime, SIZE), _choice(directory, regime).levels
-    solo = {arm: found for arm, found in runs.items() if RIVALS[arm].kind == "solo"}
+    solo = {arm: arm_runs for arm, arm_runs in runs.items() if RIVALS[arm].kind == "solo"}
     title = f"{regime}: answers per learner (in all) to levels of reward on unseen texts"
     table = results_table(title, ("arm",), [f"{level:g}" for level in levels])
-    for arm, found in runs.items():
+    for arm, arm_runs in runs.items():
         cells = []
         for level in levels:
-            needs = [needed(run, level) for run in found]
+            needs = [needed(run, level) for run in arm_runs]
             reached = sum(need < math.inf for need in needs)
             middle = median(needs)
-            said = "not reached" if math.isinf(middle) else f"{middle:.0f}"
-            whole = "" if math.isinf(middle) else f" ({middle * found[0].learners:.0f})"
-            cells.append(f"{said}{whole}, {reached} of {len(found)}")
+            answers_text = "not reached" if math.isinf(middle) else f"{middle:.0f}"
+            whole = "" if math.isinf(middle) else f" ({middle * arm_runs[0].learners:.0f})"
+            cells.append(f"{answers_text}{whole}, {reached} of {len(arm_runs)}")
         table.add_row(arm, *cells)
     if solo and DEFAULT.name in runs:
         cells = [_ratio(runs[DEFAULT.name], solo, level) for level in levels]
@@ -132,7 +132,7 @@ def levels_table(directory: Path, stage: str, regime: str) -> Table:
 
 
 def _ratio(swarm: Sequence[Raw], solo: Runs, level: float) -> str:
-    best = min(solo.values(), key=lambda found: median(needed(run, level) for run in found))
+    best = min(solo.values(), key=lambda arm_runs: median(needed(run, level) for run in arm_runs))
     ours = median(needed(run, level) for run in swarm)
     theirs = median(needed(run, level) for run in best)
     if math.isinf(ours):
@@ -140,8 +140,10 @@ def _ratio(swarm: Sequence[Raw], solo: Runs, level: float) -> str:
     if theirs == 0.0:
         return "-"  # solo arms begin at this level
     if math.isinf(theirs):
-        most = max(median(run.answers[-1] for run in found) for found in solo.values())
-        return f"≤ {ours / most:.2f}"
+        whole_run_answers = max(
+            median(run.answers[-1] for run in arm_runs) for arm_runs in solo.values()
+        )
+        return f"≤ {ours / whole_run_answers:.2f}"
     return f"{ours / theirs:.2f}"
 
 
@@ -149,21 +151,21 @@ def claims_table(directory: Path, regimes: Sequence[str], sizes: Sequence[int]) 
     """The declared family of comparisons, with Holm's correction: in each regime, the test that the
     default swarm of SIZE differs from the best solo arm at equal answers per learner; and at each
     size, the test that the default is within MARGIN of the central learner after all updates."""
-    found: dict[tuple[str, str], tuple[Estimate, float]] = {}
+    claims: dict[tuple[str, str], tuple[Estimate, float]] = {}
     for regime in regimes:
         for nodes in sizes:
             runs = runs_of(directory, "final", regime, nodes)
             differences, central = central_gain(runs)
             if central:
-                found[regime, f"{central}, {nodes} nodes"] = _within(*differences)
+                claims[regime, f"{central}, {nodes} nodes"] = _within(*differences)
             if DEFAULT.name in runs and nodes == SIZE:
                 gains, arm = solo_gain(runs)
                 if arm:
-                    found[regime, f"{arm}, {nodes} nodes"] = (estimate(gains), _different(gains))
-    corrected = holm({name: p for name, (_, p) in found.items() if not math.isnan(p)})
+                    claims[regime, f"{arm}, {nodes} nodes"] = (estimate(gains), _different(gains))
+    corrected = holm({name: p for name, (_, p) in claims.items() if not math.isnan(p)})
     title = f"default less its rivals, unseen texts; central: p that it is {MARGIN} or more away"
     table = results_table(title, ("regime", "rival"), ("difference", "p", "Holm"))
-    for name, (difference, p) in found.items():
+    for name, (difference, p) in claims.items():
         table.add_row(*name, f"{difference:+.3f}", f"{p:.2g}", f"{corrected.get(name, p):.2g}")
     return table
 
@@ -172,23 +174,23 @@ def central_gain(runs: Runs) -> tuple[tuple[list[float], list[float]], str]:
     """Rewards of the default and of the central learner, by seed, and the name of that learner: the
     better one at equal answers in all. Nothing without a central learner."""
     ours = runs.get(DEFAULT.name, [])
-    found = {arm.name: runs[arm.name] for arm in CENTRAL if arm.name in runs}
-    if not ours or not found:
+    central_runs = {arm.name: runs[arm.name] for arm in CENTRAL if arm.name in runs}
+    if not ours or not central_runs:
         return ([], []), ""
     total = _mean(ours, lambda run: run.everybodys[-1])
 
     def reward(run: Raw) -> float:
         return between(run.everybodys, run.unseen, total)
 
-    best = max(found, key=lambda arm: _mean(found[arm], reward))
-    return _pairs(ours, found[best], reward), best
+    best = max(central_runs, key=lambda arm: _mean(central_runs[arm], reward))
+    return _pairs(ours, central_runs[best], reward), best
 
 
 def solo_gain(runs: Runs) -> tuple[list[float], str]:
     """Gain of the default over the best solo arm at equal answers per learner, by seed, and that
     arm. Nothing without a solo arm."""
     _, budget = _measure(runs)
-    solo = {arm: found for arm, found in runs.items() if RIVALS[arm].kind == "solo"}
+    solo = {arm: arm_runs for arm, arm_runs in runs.items() if RIVALS[arm].kind == "solo"}
     if not solo:
         return [], ""
     best = max(solo, key=lambda arm: _mean(solo[arm], lambda run: reward_at(run, budget)))
@@ -238,19 +240,21 @@ def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Tabl
         ("lag", "formula", "measured", "error"),
     )
     for nodes in sizes:
-        tried = runs_of(directory, "pilot", regime, nodes).get(DEFAULT.name, [])
+        pilot_runs = runs_of(directory, "pilot", regime, nodes).get(DEFAULT.name, [])
         runs = runs_of(directory, "final", regime, nodes).get(DEFAULT.name, [])
-        if not tried and not runs:
+        if not pilot_runs and not runs:
             continue
-        updates = (runs or tried)[0].updates[-1]
-        lag = round(_mean(tried, lambda run: run.peers_lag))
+        updates = (runs or pilot_runs)[0].updates[-1]
+        lag = round(_mean(pilot_runs, lambda run: run.peers_lag))
         covered = min(1.0, nodes * specialised / 9) if specialised else 1.0
-        said = predicted(learning, nodes, batch=_BATCH, updates=updates, lag=lag, covered=covered)
+        predicted_reward = predicted(
+            learning, nodes, batch=_BATCH, updates=updates, lag=lag, covered=covered
+        )
         cells = ["-", "-"]
         if runs:
             end = estimate([_end(run, updates) for run in runs])
-            cells = [f"{end:.3f}", f"{said - end.mean:+.3f}"]
-        table.add_row(str(nodes), str(lag), f"{said:.3f}", *cells)
+            cells = [f"{end:.3f}", f"{predicted_reward - end.mean:+.3f}"]
+        table.add_row(str(nodes), str(lag), f"{predicted_reward:.3f}", *cells)
     return table
 
 
@@ -260,17 +264,17 @@ def draw(directory: Path, stage: str, regime: str, path: Path) -> list[Path]:
     runs = runs_of(directory, stage, regime, SIZE)
     _, solo = solo_gain(runs) if DEFAULT.name in runs else ([], "")
     _, central = central_gain(runs)
-    shown = [arm for arm in (solo, DEFAULT.name, central) if arm in runs]
+    shown_arms = [arm for arm in (solo, DEFAULT.name, central) if arm in runs]
 
     def fill(figure: Any) -> None:
         panels = figure.subplots(1, len(_COSTS), sharey=True)
         for panel, (name, cost) in zip(panels, _COSTS.items(), strict=True):
-            for arm in shown:
-                found = runs[arm]
+            for arm in shown_arms:
+                arm_runs = runs[arm]
                 points = [
-                    estimate(values) for values in zip(*(r.unseen for r in found), strict=True)
+                    estimate(values) for values in zip(*(r.unseen for r in arm_runs), strict=True)
                 ]
-                places = [sum(v) / len(found) for v in zip(*map(cost, found), strict=True)]
+                places = [sum(v) / len(arm_runs) for v in zip(*map(cost, arm_runs), strict=True)]
                 if places[-1] > 0:
                     # The start cost nothing, which a logarithm cannot show.
                     draw_band(panel, places[1:], points[1:], arm)
@@ -337,21 +341,25 @@ def best_constants(name: str, options: Mapping[str, Any], tasks: int) -> dict[st
         ConfigError: there is no such environment, or it knows no right answers.
     """
     environment = create_environment(name, dict(options))
-    found = {}
+    constants = {}
     for family in environment.families:
 
         def ref(seed: int, family: str = family) -> TaskRef:
             return TaskRef(environment.name, environment.version, family, seed)
 
-        drawn = (environment.derive(ref(task_seed("constant", family, i))) for i in range(_DRAWS))
-        answers = Counter(right for right in map(environment.answer, drawn) if right is not None)
+        training_tasks = (
+            environment.derive(ref(task_seed("constant", family, i))) for i in range(_DRAWS)
+        )
+        answers = Counter(
+            right for right in map(environment.answer, training_tasks) if right is not None
+        )
         if not answers:
             raise ConfigError(f"{name} does not say which answers of {family} are right")
         answer = answers.most_common(1)[0][0]
         held_out = [environment.derive(ref(held_out_seed(family, i))) for i in range(tasks)]
         scores = [environment.score(task, answer) for task in held_out]
-        found[family] = Constant(answer, sum(scores) / tasks)
-    return found
+        constants[family] = Constant(answer, sum(scores) / tasks)
+    return constants
 
 
 def show_tables(frontier: Frontier, name: str) -> None:
@@ -404,10 +412,12 @@ def _constant(frontier: Frontier) -> Iterator[Table]:
         ground = GROUNDS[regime]
         settings = simulation_settings(0, settings_of(DEFAULT, ground, 1, 1.0))
         table = results_table(f"{regime}: constant answers", ("family", "answer"), ("reward",))
-        found = best_constants(settings.environment.name, settings.environment.options, EVAL_TASKS)
-        for family, constant in found.items():
+        constants = best_constants(
+            settings.environment.name, settings.environment.options, EVAL_TASKS
+        )
+        for family, constant in constants.items():
             table.add_row(family, constant.answer, f"{constant.reward:.3f}")
-        whole = sum(constant.reward for constant in found.values()) / len(found)
+        whole = sum(constant.reward for constant in constants.values()) / len(constants)
         table.add_row("all", "", f"{whole:.3f}")
         yield table
 

@@ -110,8 +110,8 @@ def reached(report: SimulationReport, reward: float) -> Reached:
     interpolated between two measurements."""
     curve, joined = _curve(report), late_node(report)
     size = report.settings["sampling"]["group_size"]
-    made: Sequence[float] = joined.made if joined else report.rounds.made
-    answers = list(accumulate((size * groups for groups in made), initial=0.0))
+    groups_per_round: Sequence[float] = joined.made if joined else report.rounds.made
+    answers = list(accumulate((size * groups for groups in groups_per_round), initial=0.0))
     for (begin, before), (end, after) in pairwise(curve):
         if after >= reward:
             share = (reward - before) / (after - before)

@@ -58,10 +58,10 @@ def predicted(
     for update in range(updates):
         share = learning.share_at(trained / covered)
         shares.append(share)
-        own = max(batch * (1.0 - _MOST_EXTERNAL), batch / (1.0 + (nodes - 1) * share))
+        own_groups = max(batch * (1.0 - _MOST_EXTERNAL), batch / (1.0 + (nodes - 1) * share))
         then = shares[update - lag] if update >= lag else 0.0
-        external = min(batch - own, (nodes - 1) * then * own)
-        trained += share * (batch - external) + external
+        external_groups = min(batch - own_groups, (nodes - 1) * then * own_groups)
+        trained += share * (batch - external_groups) + external_groups
     start = learning.reward_at(0.0)
     return start + covered * (learning.reward_at(trained / covered) - start)
 

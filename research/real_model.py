@@ -83,15 +83,17 @@ class Arm:
     longer: float = 1.0
 
 
-def _solo(rate: float, own: int, past: int) -> Arm:
-    name = f"solo-{own}x{GROUP}" + "-past" * (past > 0) + f"-{rate:.0e}".replace("e-0", "e-")
-    settings = {**batch_of(own, 0, GROUP), "experience.replay": past}
-    settings |= {"sampling.max_concurrent_groups": own, "training.learning_rate": rate}
-    return Arm(name, "solo", settings, own)
+def _solo(rate: float, own_groups: int, past: int) -> Arm:
+    name = f"solo-{own_groups}x{GROUP}" + "-past" * (past > 0) + f"-{rate:.0e}".replace("e-0", "e-")
+    settings = {**batch_of(own_groups, 0, GROUP), "experience.replay": past}
+    settings |= {"sampling.max_concurrent_groups": own_groups, "training.learning_rate": rate}
+    return Arm(name, "solo", settings, own_groups)
 
 
 #: What a node alone does by default, at two rates, and the toy's best: small batches and the past.
-SOLO = tuple(_solo(rate, own, past) for rate in (1e-4, 3e-4) for own, past in ((4, 0), (2, 2)))
+SOLO = tuple(
+    _solo(rate, own_groups, past) for rate in (1e-4, 3e-4) for own_groups, past in ((4, 0), (2, 2))
+)
 DEFAULT = Arm("default", "swarm")
 CENTRAL = Arm("central", "central", batch_of(8, 0, GROUP), own=8)
 #: What could help a member where all have all families: a lower rate, fewer own answers in an
@@ -123,13 +125,13 @@ class RealModel:
     seeds: int = SEEDS
 
     def __post_init__(self) -> None:
-        for name, known in (
+        for name, choices in (
             *((regime, REGIMES) for regime in self.regimes),
             *((arm, ARMS) for arm in self.arms),
             (self.stage, dict.fromkeys(STAGES)),
         ):
-            if name not in known:
-                raise ConfigError(f"there is no {name}: choose from {', '.join(known)}")
+            if name not in choices:
+                raise ConfigError(f"there is no {name}: choose from {', '.join(choices)}")
 
     def run(self, jobs: int = 1) -> None:
         """Make the missing runs, in `jobs` processes.
@@ -167,9 +169,9 @@ class RealModel:
 
     def _work(self) -> None:
         quiet()
-        commit, made = commit_of(Path(__file__).parents[1]), packed(self.raw)
+        commit, packed_runs = commit_of(Path(__file__).parents[1]), packed(self.raw)
         for place, arm in self.places():
-            if place.file in made:
+            if place.file in packed_runs:
                 continue
             with claimed(self.raw / place.file) as mine:
                 if mine:
@@ -189,16 +191,16 @@ class RealModel:
 def settings_of(arm: Arm, regime: Regime) -> dict[str, Any]:
     """The settings of the nodes by dotted key. A member's are the defaults of a pretrained model on
     a CPU; the simulator takes them from here."""
-    asked = {**_SHARED, "sampling.max_new_tokens": regime.tokens}
+    common_settings = {**_SHARED, "sampling.max_new_tokens": regime.tokens}
     if arm.kind == "swarm":
         member = {
             "experience.local": 2,
             "sampling.group_size": GROUP,
             "sampling.max_concurrent_groups": 4,
         }
-        return {**asked, **member, **arm.settings}
+        return {**common_settings, **member, **arm.settings}
     turns = {"experience.max_staleness": 0} if arm.kind == "central" else {}
-    return {**asked, **arm.settings, **turns}
+    return {**common_settings, **arm.settings, **turns}
 
 
 def scenario_of(arm: Arm, regime: Regime, nodes: int, seed: int, model: str) -> StudyScenario:
@@ -248,17 +250,17 @@ def tables(raw: Path) -> Iterator[Table]:
         title = f"{regime}: unseen texts, as a member of {SIZE} at as many answers or CPU seconds"
         headings = ("nodes", "end", "equal answers", "equal CPU", "answers", "CPU s", "seeds")
         table = results_table(title, ("arm",), headings)
-        for (arm, nodes), found in runs.items():
-            compared = [(run, swarms[run.index]) for run in found if run.index in swarms]
+        for (arm, nodes), arm_runs in runs.items():
+            compared = [(run, swarms[run.index]) for run in arm_runs if run.index in swarms]
             table.add_row(
                 arm,
                 str(nodes),
-                f"{estimate([run.unseen[-1] for run in found]):.3f}",
+                f"{estimate([run.unseen[-1] for run in arm_runs]):.3f}",
                 f"{estimate([reward_at(run, other.answers[-1]) for run, other in compared]):.3f}",
                 f"{estimate([at_equal_cpu(run, other) for run, other in compared]):.3f}",
-                f"{estimate([run.answers[-1] for run in found]).mean:.0f}",
-                f"{estimate([run.cpu / run.learners for run in found]).mean:.0f}",
-                str(len(found)),
+                f"{estimate([run.answers[-1] for run in arm_runs]).mean:.0f}",
+                f"{estimate([run.cpu / run.learners for run in arm_runs]).mean:.0f}",
+                str(len(arm_runs)),
             )
         yield table
     yield changes_table(raw)
@@ -268,11 +270,13 @@ def tables(raw: Path) -> Iterator[Table]:
 def draw(raw: Path, path: Path) -> list[Path]:
     """Reward on held-out prompts over a learner's own completions, of a member of SIZE and of the
     node alone, one panel a regime; returns the file that was written. Thin lines are seeds."""
-    found = {regime: by_arm_and_nodes(all_raw(raw, "final", regime)) for regime in REGIMES}
+    runs_of_regime = {regime: by_arm_and_nodes(all_raw(raw, "final", regime)) for regime in REGIMES}
 
     def fill(figure: Any) -> None:
         for panel, (regime, runs) in zip(
-            figure.subplots(1, len(found), sharey=True), found.items(), strict=True
+            figure.subplots(1, len(runs_of_regime), sharey=True),
+            runs_of_regime.items(),
+            strict=True,
         ):
             for (arm, nodes), of in runs.items():
                 if ARMS[arm].kind == "solo":
@@ -283,9 +287,15 @@ def draw(raw: Path, path: Path) -> list[Path]:
                     continue
                 for run in of:
                     panel.plot(run.answers, run.unseen, color=colour, alpha=0.25, linewidth=1)
-                means = [sum(v) / len(of) for v in zip(*(run.unseen for run in of), strict=True)]
-                made = [sum(v) / len(of) for v in zip(*(run.answers for run in of), strict=True)]
-                panel.plot(made, means, color=colour, marker=".", linewidth=2, label=label)
+                mean_rewards = [
+                    sum(v) / len(of) for v in zip(*(run.unseen for run in of), strict=True)
+                ]
+                mean_answers = [
+                    sum(v) / len(of) for v in zip(*(run.answers for run in of), strict=True)
+                ]
+                panel.plot(
+                    mean_answers, mean_rewards, color=colour, marker=".", linewidth=2, label=label
+                )
             seeds = max((len(of) for of in runs.values()), default=0)
             panel.set(title=_TITLES[regime].format(seeds=seeds), xlabel="completions of its own")
             panel.grid(alpha=0.3)
@@ -358,7 +368,7 @@ def at_equal_cpu(run: Raw, member: Raw) -> float:
 
 def by_arm_and_nodes(runs: Sequence[Raw]) -> dict[tuple[str, int], list[Raw]]:
     """The runs of each arm and number of nodes, in the order of their seeds."""
-    found: dict[tuple[str, int], list[Raw]] = {}
+    runs_of_arm: dict[tuple[str, int], list[Raw]] = {}
     for run in sorted(runs, key=lambda run: (run.arm, run.nodes, run.index)):
-        found.setdefault((run.arm, run.nodes), []).append(run)
-    return found
+        runs_of_arm.setdefault((run.arm, run.nodes), []).append(run)
+    return runs_of_arm

@@ -160,12 +160,12 @@ def reward_table(results: Results[Arm]) -> Table:
     own_base = [report.cumulative_own for report in base]
     batch_base = [report.cumulative_batch for report in base]
     for arm, reports in results.items():
-        own = estimate([report.cumulative_own for report in reports])
-        batch = estimate([report.cumulative_batch for report in reports])
+        own_reward = estimate([report.cumulative_own for report in reports])
+        batch_reward = estimate([report.cumulative_batch for report in reports])
         table.add_row(
             arm.name,
-            *(f"{own:.1f}", _against(own.mean, own_base)),
-            *(f"{batch:.1f}", _against(batch.mean, batch_base)),
+            *(f"{own_reward:.1f}", _against(own_reward.mean, own_base)),
+            *(f"{batch_reward:.1f}", _against(batch_reward.mean, batch_base)),
             *("", "") if arm.paper is None else (f"{arm.paper:.2f}", _against(arm.paper, _PAPER)),
         )
     return table

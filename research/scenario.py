@@ -76,5 +76,5 @@ class StudyScenario(Scenario):
     def plan(self) -> dict[str, Any]:
         """As a simulation's, with what differs from it: a study's plan without such differences
         equals that of `swarm-node simulate`."""
-        known = Scenario.__dataclass_fields__.keys()
-        return {key: value for key, value in super().plan().items() if key in known or value}
+        field_names = Scenario.__dataclass_fields__.keys()
+        return {key: value for key, value in super().plan().items() if key in field_names or value}

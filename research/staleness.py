@@ -77,8 +77,10 @@ class Staleness(Experiment[Setting]):
         if self.rounds < 3:
             raise ConfigError("held-out reward is shown at thirds: make at least 3 rounds")
         if unknown or min(self.lags) < 0:
-            known = ", ".join(CORRECTIONS)
-            raise ConfigError(f"corrections are {known}, lags 0 or more updates: {unknown or ''}")
+            correction_names = ", ".join(CORRECTIONS)
+            raise ConfigError(
+                f"corrections are {correction_names}, lags 0 or more updates: {unknown or ''}"
+            )
 
     def cases(self, directory: Path) -> Mapping[Setting, Case]:
         return {

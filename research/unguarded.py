@@ -21,15 +21,15 @@ GUARDS = ("likelihood", "size", "content")
 @contextlib.contextmanager
 def without(guards: Sequence[str]) -> Iterator[None]:
     """Run a context in which no node has these of GUARDS."""
-    kept: list[tuple[Any, str, Any]] = []
+    original_values: list[tuple[Any, str, Any]] = []
     try:
         for guard in guards:
             for place, name, substitute in _SUBSTITUTES[guard]:
-                kept.append((place, name, getattr(place, name)))
+                original_values.append((place, name, getattr(place, name)))
                 setattr(place, name, substitute)
         yield
     finally:
-        for place, name, original in reversed(kept):
+        for place, name, original in reversed(original_values):
             setattr(place, name, original)
 
 

@@ -22,15 +22,15 @@ def _watch(file: Path) -> None:
         cuda: Any = getattr(sys.modules.get("torch"), "cuda", None)
         if not getattr(cuda, "is_initialized", bool)():  # torch may be being imported
             continue
-        found = cuda.memory_stats()
-        named = {
+        memory_stats = cuda.memory_stats()
+        memory_record = {
             "command": sys.orig_argv[1:],
-            "allocated_peak": found.get("allocated_bytes.all.peak", 0),
-            "reserved_peak": found.get("reserved_bytes.all.peak", 0),
-            "retries": found.get("num_alloc_retries", 0),
+            "allocated_peak": memory_stats.get("allocated_bytes.all.peak", 0),
+            "reserved_peak": memory_stats.get("reserved_bytes.all.peak", 0),
+            "retries": memory_stats.get("num_alloc_retries", 0),
         }
         part = file.with_suffix(".part")
-        part.write_text(json.dumps(named))
+        part.write_text(json.dumps(memory_record))
         part.rename(file)
 
 

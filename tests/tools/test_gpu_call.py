@@ -106,8 +106,8 @@ def test_what_is_too_large_is_refused_by_name(call: ModuleType, tmp_path: Path) 
     small, large = tmp_path / "small", tmp_path / "large"
     small.write_bytes(bytes(1 << 20))
     large.write_bytes(bytes(3 << 20))
-    assert call.size_fault([small, large], tmp_path, most=(4 << 20) + 1) is None
-    lines = call.size_fault([small, large], tmp_path, most=4 << 20).splitlines()
+    assert call.size_fault([small, large], tmp_path, limit_bytes=(4 << 20) + 1) is None
+    lines = call.size_fault([small, large], tmp_path, limit_bytes=4 << 20).splitlines()
     assert lines[0].startswith("4.0 MiB")
     assert [line.split() for line in lines[1:]] == [
         *(["3.0", "MiB", "large"], ["1.0", "MiB", "small"])
