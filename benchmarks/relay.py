@@ -52,7 +52,7 @@ async def serve(place: Path, begin: int, count: int) -> None:
     print(end.reaching.addresses()[0], end.inner.daemon_pid, flush=True)
     await asyncio.to_thread(sys.stdin.read)
     print(
-        end.reaching.forwarding_figures.requests, end.reaching.forwarding_figures.bytes, flush=True
+        end.reaching.forwarding_metrics.requests, end.reaching.forwarding_metrics.bytes, flush=True
     )
     await end.reaching.stop()
 
@@ -110,7 +110,7 @@ async def measure(
             await end.reaching.keep()
     pairs = list(zip(ends[::2], ends[1::2], strict=True))
     for client, server in pairs:
-        addresses = circuit.state_addresses(server.reaching.addresses())
+        addresses = circuit.advertised_addresses(server.reaching.addresses())
         assert await client.reaching.dial(circuit.complete_circuits(addresses, server.peer_id)) == 1
     relay_id = Identity.from_seed(bytes(32)).peer_id
     (client, server), asker = pairs[0], ends[0]

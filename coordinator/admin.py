@@ -43,7 +43,7 @@ class AdminClient:
     async def withdraw(self, number: int) -> api.Codes:
         return await self._call("DELETE", f"/v1/codes/{number}", api.Codes)
 
-    async def fetch_trusted(self) -> api.Trusted:
+    async def fetch_trusted_members(self) -> api.Trusted:
         return await self._call("GET", "/v1/trusted", api.Trusted)
 
     async def trust(self, request: api.Trusted) -> api.Trusted:

@@ -161,7 +161,7 @@ def trust(
 
     client = _admin(data)
     change = bool(who) or clear
-    request = client.trust(api.Trusted(who or [])) if change else client.fetch_trusted()
+    request = client.trust(api.Trusted(who or [])) if change else client.fetch_trusted_members()
     for name in asyncio.run(request).who:
         typer.echo(name)
 

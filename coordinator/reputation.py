@@ -61,7 +61,7 @@ def trust(
     return {peer_id: float(shares[index]) for peer_id, index in place.items()}
 
 
-def rate_members(
+def summarize_reputation(
     shares: Mapping[str, float],
     issuer: Mapping[str, str],
     ratings: Ratings,

@@ -134,7 +134,7 @@ async def _service(options: Options, swarm: SwarmInfo, store: Store) -> Service:
     service = Service(swarm, key, store, PrivateDirectory(options.data), options.clock, rng)
     await service.load()
     if options.trust:
-        trusted_ids = service.trusted_keys().who
+        trusted_ids = service.trusted_members().who
         await service.trust(api.Trusted([*trusted_ids, *options.trust]))
     return service
 
@@ -181,7 +181,7 @@ def _apis(options: Options, service: Service, redemptions: Redemptions) -> tuple
             "codes": lambda _: redemptions.codes(),
             "make_code": lambda request: redemptions.make_code(request.body),
             "withdraw": lambda request: redemptions.withdraw(request.path_params.code),
-            "trusted": lambda _: service.trusted_keys(),
+            "trusted": lambda _: service.trusted_members(),
             "trust": lambda request: service.trust(request.body),
             "forget": lambda request: service.forget(request.path_params.peer_id),
         },

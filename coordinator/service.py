@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import msgspec
 
 from coordinator.introductions import Introductions
-from coordinator.reputation import rate_members, trust
+from coordinator.reputation import summarize_reputation, trust
 from coordinator.routes import ExchangedGroups
 from coordinator.store import MAX_MEMBERS, Store, StoredMember
 from swarm_node.clock import Clock
@@ -117,7 +117,7 @@ class Service:
         raw = await self.store.run(self.store.last_batch)
         last = open_batch(raw or b"", self._swarm.swarm_id)
         self._last = None if isinstance(last, Rejected) else last
-        self._trusted_names = await self.store.run(self.store.trusted_keys)
+        self._trusted_names = await self.store.run(self.store.trusted_names)
         await self._weigh()
 
     async def authenticate(
@@ -317,7 +317,7 @@ class Service:
         """Return the log of what happened to members."""
         return self._events.report()
 
-    def trusted_keys(self) -> api.Trusted:
+    def trusted_members(self) -> api.Trusted:
         return api.Trusted(self._trusted_names)
 
     async def trust(self, request: api.Trusted) -> api.Trusted:
@@ -325,7 +325,7 @@ class Service:
         await self.store.run(self.store.trust, request.who)
         self._trusted_names = sorted(set(request.who))
         await self._weigh()
-        return self.trusted_keys()
+        return self.trusted_members()
 
     async def forget(self, peer_id: str) -> api.Forgotten:
         """Delete what a member reported."""
@@ -398,7 +398,7 @@ class Service:
         ratings = {rater: scores for rater, scores in self._ratings.items() if rater in issuer}
         trusted_ids = {p for p in issuer if not {p, names[p]}.isdisjoint(self._trusted_names)}
         shares = await asyncio.to_thread(trust, ratings, issuer, trusted_ids)
-        self._reputation = rate_members(shares, issuer, ratings)
+        self._reputation = summarize_reputation(shares, issuer, ratings)
 
     def _forget(self, peer_id: str) -> None:
         self._introductions.drop(peer_id)

@@ -205,7 +205,7 @@ class Store(Database):
                 for table in ("reports", "history")
             )
 
-    def trusted_keys(self) -> list[str]:
+    def trusted_names(self) -> list[str]:
         return [row[0] for row in self._rows("SELECT who FROM trusted ORDER BY who")]
 
     def trust(self, names: Sequence[str]) -> None:
@@ -244,14 +244,14 @@ class Store(Database):
             ticket = parse_ticket(text, ends - 1).issuer.name
             code_tickets.setdefault(code, {})[ticket] = [*holders.get(key, ())]
 
-        def read_page(number: int) -> dict[str, list[str]]:
+        def holders_of(number: int) -> dict[str, list[str]]:
             return {ticket: ids for ticket, ids in code_tickets.get(number, {}).items() if ids}
 
         return [
             CodeRow(
                 *(number, name, uses, left, expires, bool(is_withdrawn)),
                 tickets=(*code_tickets.get(number, ()),),
-                holders=read_page(number),
+                holders=holders_of(number),
             )
             for number, name, uses, left, expires, is_withdrawn in rows
         ]

@@ -156,7 +156,7 @@ class Api:
         caller = await self._caller(route, request, body)
         if isinstance(caller, Rejected):
             return CallerRefused(caller)
-        if caller is not None and not self._is_admitted(caller):
+        if caller is not None and not self._takes_caller(caller):
             return _TOO_MANY
         checked_request = _decode_request(route, request, body, caller)
         if isinstance(checked_request, Rejected):
@@ -174,7 +174,7 @@ class Api:
         now = self._clock.now()
         return self._addresses.take(self._address(request), now) and self._total_bucket.take(now)
 
-    def _is_admitted(self, caller: Member) -> bool:
+    def _takes_caller(self, caller: Member) -> bool:
         """Check that this member and its issuer are within their rates, and count the request."""
         now = self._clock.now()
         return self._members.take(caller.peer_id, now) and self._issuers.take(

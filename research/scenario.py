@@ -68,10 +68,10 @@ class StudyScenario(Scenario):
         """Check that node `index` is the one that joins late."""
         return self.late > 0 and index == self.nodes - 1
 
-    def is_measured(self, index: int, entry: int) -> bool:
+    def is_eval_round(self, index: int, entry: int) -> bool:
         if self.late and not self.joins_late(index):
             return entry % self.late == 0
-        return entry in self.eval_at if self.eval_at else super().is_measured(index, entry)
+        return entry in self.eval_at if self.eval_at else super().is_eval_round(index, entry)
 
     def plan(self) -> dict[str, Any]:
         """As a simulation's, with what differs from it: a study's plan without such differences

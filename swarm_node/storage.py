@@ -188,13 +188,13 @@ class Storage(Database):
         cannot tell that it is an older copy, and a node that continued one would sign used numbers
         again. Groups of earlier epochs stay stored and are still served."""
         with self._transaction() as db:
-            _set_meta(db, "earlier", self.count_published())
+            _set_meta(db, "earlier", self.published_count())
             _set_meta(db, "head", 0)
             _set_meta(db, "epoch", max(self.epoch + 1, int(self._wall() * 1000)))
             db.execute("DELETE FROM log")
         self.epoch, self._head = self._meta("epoch"), 0
 
-    def count_published(self) -> int:
+    def published_count(self) -> int:
         """Number of groups that this node has published, in all epochs."""
         return self._meta("earlier") + self.head()
 
@@ -305,9 +305,9 @@ class Storage(Database):
     def forget(self, identifier: bytes) -> None:
         """Delete a group whose row is damaged, and count a fault."""
         self._mark("DELETE FROM groups WHERE id = ?", [identifier])
-        self.count_damaged(f"the group {bytes(identifier).hex()} is deleted")
+        self.record_damaged_row(f"the group {bytes(identifier).hex()} is deleted")
 
-    def count_damaged(self, action: str) -> None:
+    def record_damaged_row(self, action: str) -> None:
         """Count a damaged row, and log the `action` taken."""
         import structlog  # short commands, which import this module, log nothing
 
@@ -363,7 +363,7 @@ class Storage(Database):
                 peers.append(_peer_of(row))
             except (ValueError, TypeError):
                 self._mark("DELETE FROM peers WHERE peer_id = ?", [row[0]])
-                self.count_damaged(f"the peer {row[0]!r} is forgotten")
+                self.record_damaged_row(f"the peer {row[0]!r} is forgotten")
         return peers
 
     def _meta(self, key: str) -> int:

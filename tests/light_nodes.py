@@ -53,7 +53,7 @@ class SilentNetwork(MemoryNetwork):
     async def exchange(
         self, source: MemoryTransport, target: str, protocol: str, payload: bytes, max_reply: int
     ) -> bytes:
-        if self.running(target) is None or not self.is_linked(source.peer_id, target):
+        if self.running(target) is None or not self.is_reachable(source.peer_id, target):
             await asyncio.sleep(OPEN_SECONDS)
             raise TransportError(f"{target} did not answer")
         return await super().exchange(source, target, protocol, payload, max_reply)

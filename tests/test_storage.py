@@ -215,12 +215,12 @@ def test_a_greater_epoch_begins_with_an_empty_log(path: Path, seconds: float) ->
     assert storage.epoch == max(first + 1, int(seconds * 1000))
     assert storage.announcements(first, 2, 10) == (storage.epoch, 0, 0, ())
     assert [row.seq for row in publish(storage, 2)] == [1, 2]
-    assert (storage.count_published(), storage.blob(own[0].id)) == (5, own[0].blob)
+    assert (storage.published_count(), storage.blob(own[0].id)) == (5, own[0].blob)
     assert storage.live(1)[:3] == own
     began = storage.epoch
     storage.close()
     storage = Storage(path)
-    assert (storage.epoch, storage.count_published()) == (began, 5)
+    assert (storage.epoch, storage.published_count()) == (began, 5)
     storage.close()
 
 

@@ -105,7 +105,7 @@ class StorageMachine(RuleBasedStateMachine):
     def tells_what_the_model_tells(self) -> None:
         storage = self.storage
         assert storage.epoch == self.epoch
-        assert storage.count_published() == self.published
+        assert storage.published_count() == self.published
         assert storage.next_seq() == self.head + 1
         assert storage.counter("tasks") == self.tasks
         assert {row.author: row for row in storage.windows()} == self.windows

@@ -30,7 +30,7 @@ async def sized(peer: str, payload: bytes) -> bytes:
 async def dial_stated(one: ReachingTransport, other: ReachingTransport) -> int:
     """Let `one` dial `other` at what it states of itself, as a greeting does."""
     return await one.dial(
-        circuit.complete_circuits(circuit.state_addresses(other.addresses()), other.peer_id)
+        circuit.complete_circuits(circuit.advertised_addresses(other.addresses()), other.peer_id)
     )
 
 

@@ -326,7 +326,7 @@ def field_of(key: str) -> FieldInfo:
     return field
 
 
-def describe_values(key: str) -> str:
+def describe_accepted_values(key: str) -> str:
     """Say which values a dotted key takes: "a whole number from 1 to 1024, or auto"."""
     field = field_of(key)
     if any(getattr(item, "pattern", None) for item in field.metadata):

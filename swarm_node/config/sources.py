@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from swarm_node.config.model import Settings, default_home, describe_values, settings_keys
+from swarm_node.config.model import Settings, default_home, describe_accepted_values, settings_keys
 from swarm_node.config.remembered import (
     ONE_START,
     UNWRITABLE,
@@ -139,7 +139,7 @@ class Sources:
         for key in keys:
             if key not in known_keys:
                 raise ConfigError(
-                    f"--forget: unknown setting {key}", *_suggest_names(key, known_keys)
+                    f"--forget: unknown setting {key}", *_unknown_setting_remedies(key, known_keys)
                 )
         removed_keys = entries.keys() & set(keys)
         self.forgotten.update(removed_keys, _accepted_with(removed_keys))
@@ -356,7 +356,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, str]:
         if variable not in by_variable:
             raise ConfigError(
                 f"unknown setting {variable}",
-                *_suggest_names(variable, map(variable_of, known_keys)),
+                *_unknown_setting_remedies(variable, map(variable_of, known_keys)),
             )
         texts[by_variable[variable]] = text
     return texts
@@ -366,7 +366,7 @@ def variable_of(key: str) -> str:
     return f"{ENV_PREFIX}{key.upper().replace('.', '__')}"
 
 
-def _suggest_names(name: str, candidates: Iterable[str]) -> list[str]:
+def _unknown_setting_remedies(name: str, candidates: Iterable[str]) -> list[str]:
     """The remedies for an unknown setting."""
     return meant(name, candidates) or ["`swarm-node config` lists them all"]
 
@@ -423,14 +423,14 @@ def _refusal(error: ValidationError) -> ConfigError:
             helps = (
                 ["set sampling.temperature"]
                 if key in _TRUNCATIONS
-                else _suggest_names(key, known_keys)
+                else _unknown_setting_remedies(key, known_keys)
             )
         elif item["type"] == "value_error":  # which is a sentence of `model`
             causes[key], helps = f"{key}: {item['ctx']['error']}", []
         else:
             value = "this" if key == "ticket" else _format_value(item["input"])  # which is a secret
             causes[key] = f"{key}: {value} is not accepted"
-            helps = [f"{key} takes {describe_values(key)}"]
+            helps = [f"{key} takes {describe_accepted_values(key)}"]
         remedies |= dict.fromkeys(helps)
     return ConfigError("; ".join(causes.values()), *remedies)
 

@@ -34,8 +34,8 @@ class TaskMaker(Protocol):
     families: tuple[str, ...]
     # Optional: `question(task)`, the text that decides whether a task is held out, where
     # `render` adds something that all tasks share; `answer(task)`, the right answer or None;
-    # `written(task)`, the right answer in the form that the prompt asks for, where that is not the
-    # answer alone; `place(task)`, where the row of a list stands, such as "line 3";
+    # `reference_completion(task)`, a completion that must score 1, where the prompt asks for more
+    # than the answer alone; `place(task)`, where the row of a list stands, such as "line 3";
     # `notes`, sentences for the owner, and `warnings`;
     # `held_out_bounds`, for a list of questions that is split already: by family the
     # `split.position` below which its questions are held out; `sizes`, for a list: by family

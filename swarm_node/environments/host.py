@@ -262,7 +262,7 @@ class ProcessEnvironmentHost:
                     seconds=result.seconds,
                 )
             prompt = await self._prompt(worker, ref)
-            verdicts = await self._ask_for_derived_task(worker, ref, worker.score, sent_parts)
+            verdicts = await self._ask_about_task(worker, ref, worker.score, sent_parts)
             seconds = SYSTEM_CLOCK.now() - start_time
         return replace(group_scores(prompt, parts, verdicts), seconds=seconds)
 
@@ -320,7 +320,7 @@ class ProcessEnvironmentHost:
                 reasons = result.blamed, result.unscored
                 return GroupRerun(result.prompt, reruns, *reasons, seconds=result.seconds)
             prompt = await self._prompt(worker, ref)
-            lines = await self._ask_for_derived_task(worker, ref, worker.rerun, sent_parts)
+            lines = await self._ask_about_task(worker, ref, worker.rerun, sent_parts)
             seconds = SYSTEM_CLOCK.now() - start_time
         return GroupRerun(prompt, reruns_of(parts, lines), seconds=seconds)
 
@@ -381,7 +381,7 @@ class ProcessEnvironmentHost:
                     break
         return await worker.derive(refs, self._derive_seconds)  # one end is no evidence
 
-    async def _ask_for_derived_task(
+    async def _ask_about_task(
         self,
         worker: ScoringWorker,
         ref: TaskRef,

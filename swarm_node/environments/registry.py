@@ -91,7 +91,7 @@ def factory_of(name: str) -> Callable[..., Any]:
             f"environment.name: {name[:80]!r} is a server, and no member can run it again",
             "name the class that it runs, as module:Class",
         )
-    return _adapt_factory(_import_factory(name)) if ":" in name else _installed_factory(name)
+    return _adapt_factory(_import_factory(name)) if ":" in name else _load_installed_factory(name)
 
 
 def require_environment(name: str, options: Mapping[str, Any]) -> None:
@@ -146,7 +146,7 @@ def _points() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=GROUP))
 
 
-def _installed_factory(name: str) -> Callable[..., Any]:
+def _load_installed_factory(name: str) -> Callable[..., Any]:
     for point in _points():
         if point.name == name:
             return _load_factory(name, point.load)

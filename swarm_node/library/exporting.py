@@ -14,7 +14,7 @@ from swarm_node.config import load_settings
 from swarm_node.config.model import value_of
 from swarm_node.errors import ModelError
 from swarm_node.node.home.home import Home
-from swarm_node.node.metrics.curve import split_points
+from swarm_node.node.metrics.curve import partition_by_split
 from swarm_node.node.metrics.snapshot import Saved
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.policy.models.config import ModelConfig
@@ -180,7 +180,7 @@ def _cell(value: Any) -> str:
 def _curve(extra: Mapping[str, Any]) -> list[str]:
     """The node's eval reward over policy versions, as a section."""
     node_state = _read_saved(extra)
-    points = split_points(node_state.evals)[1] if node_state and node_state.evals else []
+    points = partition_by_split(node_state.evals)[1] if node_state and node_state.evals else []
     if len(points) < 2:
         return []
     last = len(points) - 1
@@ -220,7 +220,7 @@ def _progress(extra: Mapping[str, Any]) -> list[str]:
         "external groups"
     ]
     if node_state.evals:
-        _, points = split_points(node_state.evals)
+        _, points = partition_by_split(node_state.evals)
         first, last = points[0], points[-1]
         facts.append(f"eval reward: {first.reward:.3f} at first, {last.reward:.3f} at last")
         if last.train is not None:

@@ -45,7 +45,7 @@ async def serve_running(
     """
     place = Home(home or default_home())
     client = ControlClient(place.control_file)
-    model = (await client.fetch_served()).model
+    model = (await client.fetch_openai_access()).model
     session = ClientSession(
         timeout=ClientTimeout(total=None, sock_connect=_BODY_SECONDS),
         connector=TCPConnector(limit=_CONNECTIONS),
@@ -88,7 +88,7 @@ class _Forward:
                 allow_redirects=False,
             ) as reply:
                 if reply.status != 401:
-                    return await _pass_reply(request, reply)
+                    return await _forward_reply(request, reply)
         except (NotRunningError, HomeError) as error:
             return _error(503, str(error))
         except ClientError:
@@ -97,7 +97,7 @@ class _Forward:
         return _error(503, "the node does not answer: it stopped, or starts again")
 
 
-async def _pass_reply(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
+async def _forward_reply(request: web.Request, reply: ClientResponse) -> web.StreamResponse:
     headers = {name: reply.headers[name] for name in _HEADERS if name in reply.headers}
     response = web.StreamResponse(status=reply.status, headers=headers)
     try:

@@ -123,7 +123,7 @@ async def measure(
                 check_groups(info, codec, sampling)
                 sampler = await open_sampler(policy, codec, placement, threads)
                 examiner = Examiner(sampler, codec, environment, sampling, info.turns, SYSTEM_CLOCK)
-                task_rewards = await _measure_answers(
+                task_rewards = await _measure_rewards(
                     examiner, task_refs, completions, policy, tell
                 )
                 rows.append(_rates(policy, info, task_rewards, k or completions))
@@ -163,7 +163,7 @@ def _chosen(rows: int, limit: int | None) -> Sequence[int]:
     return sorted(rng.sample(range(rows), limit))
 
 
-async def _measure_answers(
+async def _measure_rewards(
     examiner: Examiner,
     tasks: Sequence[TaskRef],
     answers: int,

@@ -162,9 +162,9 @@ class PrivateDirectory:
             HomeError: one does.
         """
         if self.in_use():
-            raise HomeError(self._use_path())
+            raise HomeError(self._in_use_message())
 
-    def _use_path(self) -> str:
+    def _in_use_message(self) -> str:
         return (
             f"a node is already running in {self.path}; see `swarm-node status`, "
             "or use another --home"
@@ -188,7 +188,7 @@ class PrivateDirectory:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
-                raise HomeError(self._use_path()) from error
+                raise HomeError(self._in_use_message()) from error
             if self.path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
                 import structlog  # short commands, which import this module, rarely log
 

@@ -27,7 +27,7 @@ class Scenario:
         unseen texts.
     models: "tiny" or directories, dealt to the nodes in turn.
 
-    A study's scenario derives from it: `is_measured` and `plan` are its hooks.
+    A study's scenario derives from it: `is_eval_round` and `plan` are its hooks.
 
     Raises:
         ConfigError: a value is impossible; the message says what is possible.
@@ -61,7 +61,7 @@ class Scenario:
         if not 0 < self.speeds[0] <= self.speeds[1]:
             raise ConfigError("speeds are a range LO,HI of factors > 0")
 
-    def is_measured(self, index: int, entry: int) -> bool:
+    def is_eval_round(self, index: int, entry: int) -> bool:
         """Check that held-out reward of node `index` is measured after its round `entry`, if it is
         not the last."""
         return entry % self.eval_rounds == 0

@@ -253,7 +253,7 @@ class Swarm:
         history = member.history
         history.end_round(member.trainer.version)
         last = history.rounds == member.rounds
-        if (last or self.scenario.is_measured(member.index, history.rounds)) and history.curve:
+        if (last or self.scenario.is_eval_round(member.index, history.rounds)) and history.curve:
             start = self._loop.spent_seconds()
             await member.model.probe.load(weights, history.rounds)
             history.measure(await self._measure(member))

@@ -63,12 +63,12 @@ class ChargingLoop(VirtualTimeLoop):
     ) -> asyncio.Handle:
         """Schedule a callback. The ACCOUNT of its context pays for its CPU time."""
 
-        def charge() -> None:
+        def run_charged() -> None:
             self._callback_start = self._cpu()
             callback(*args)
             self._account_seconds[ACCOUNT.get()] += self._cpu() - self._callback_start
 
-        return super().call_soon(charge, context=context)
+        return super().call_soon(run_charged, context=context)
 
 
 class _NeverSleeps(selectors.DefaultSelector):

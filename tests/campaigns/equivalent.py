@@ -45,7 +45,7 @@ EQUIVALENT_CHANGES: dict[str, str] = {
     "environments/workers/processes.py START_SECONDS: 600.0 becomes 1200.0": (
         "a patience: no test waits ten minutes for a start"
     ),
-    "environments/workers/syscalls.py _check_arguments.refuse: 0 becomes 1": (
+    "environments/workers/syscalls.py _argument_filter.refuse: 0 becomes 1": (
         "a return has no jumps"
     ),
     "node/metrics/health.py Steady.connectivity.is_stale: now - self._looked_at > HOLD_SECONDS "

@@ -382,7 +382,7 @@ def _circuit() -> FuzzTarget:
         if found is not None and str(found) != text:
             raise Defect(f"{text!r} is read as {found}")
         completed = circuit.complete_circuits([text], ISSUER.peer_id)
-        circuit.dial_addresses(completed)
+        circuit.dialable_addresses(completed)
         circuit.reachable_first(completed)
         if sum(map(len, circuit.fit_heartbeat([text] * 9))) > wire.MAX_HEARTBEAT_ADDRESS_CHARS:
             raise Defect("a heartbeat that is too long")
@@ -398,7 +398,7 @@ def _handshake() -> FuzzTarget:
     genuine = Responder(NODE).second(dialled.first)
 
     def run(data: bytes) -> bool:
-        return copy(dialled).prove_key(data) is not None
+        return copy(dialled).verify_key(data) is not None
 
     return FuzzTarget("handshake", [genuine], run, signed=True)
 
@@ -421,7 +421,7 @@ def _hostile_handshake() -> FuzzTarget:
         return hostile.second(dialled.first)
 
     def run(data: bytes) -> bool:
-        return copy(dialled).prove_key(data) is not None
+        return copy(dialled).verify_key(data) is not None
 
     return FuzzTarget("handshake of a hostile end", [hostile.says], run, wrap=wrap)
 

@@ -9,7 +9,7 @@ from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.reputation import RETURN, opinion, rate_members, trust
+from coordinator.reputation import RETURN, opinion, summarize_reputation, trust
 from swarm_node.p2p.coordinator.coordinator_api import MAX_ROWS
 
 
@@ -25,7 +25,7 @@ def test_nobody_rates_itself_and_strangers_do_not_count() -> None:
     assert trust({"b": {"b": 50.0, "a": 1.0}}, issuer, {"b"}) == trust(
         {"b": {"a": 1.0}}, issuer, {"b"}
     )
-    itself = rate_members({"a": 0.5, "b": 0.5}, issuer, {"a": {"a": 9.0, "b": 1.0}})
+    itself = summarize_reputation({"a": 0.5, "b": 0.5}, issuer, {"a": {"a": 9.0, "b": 1.0}})
     assert [row.peer_id for row in itself.rows] == ["b"]
     alone = trust({}, issuer, {"a"})
     assert trust(
@@ -123,11 +123,11 @@ def test_no_ticket_moves_the_median_or_hides_who_is_trusted_least_by_making_keys
     issuer = {**{name: name for name in "abcde"}, "bad": "bad ticket"}
     ratings = {a: {b: 10.0 for b in "abcde" if b != a} for a in "abcde"}
     ratings["a"]["bad"] = 1.0
-    alone = rate_members(trust(ratings, issuer, {"a"}), issuer, ratings)
+    alone = summarize_reputation(trust(ratings, issuer, {"a"}), issuer, ratings)
     keys = [f"key {n}" for n in range(2 * MAX_ROWS)]
     issuer |= dict.fromkeys(keys, "bad ticket")
     ratings |= {key: {keys[n - 1]: 1.0} for n, key in enumerate(keys)}
-    crowd = rate_members(trust(ratings, issuer, {"a"}), issuer, ratings)
+    crowd = summarize_reputation(trust(ratings, issuer, {"a"}), issuer, ratings)
     assert crowd.median == pytest.approx(alone.median, rel=0.05)
     shown = {row.peer_id: row for row in crowd.rows}
     assert len(crowd.rows) == MAX_ROWS
@@ -143,5 +143,5 @@ def test_members_of_a_ticket_with_many_are_not_lowered_for_sharing_it() -> None:
     issuer = {**{name: name for name in "abc"}, **{f"s{n}": "many" for n in range(10)}}
     people = list(issuer)
     ratings = {a: {b: 10.0 for b in people if b != a} for a in people}
-    found = rate_members(trust(ratings, issuer, ()), issuer, ratings)
+    found = summarize_reputation(trust(ratings, issuer, ()), issuer, ratings)
     assert all(row.issuer_share >= found.median / 2 for row in found.rows)

@@ -86,8 +86,8 @@ async def test_two_nodes_that_cannot_dial_each_other_exchange_over_a_relay(tmp_p
         assert await one.asks(two, SIZED, b"3000000") == bytes(3_000_000)
         replies = await asyncio.gather(*(one.asks(two, SIZED, b"100000") for _ in range(12)))
         assert replies == [bytes(100_000)] * 12
-        assert sum(relay.reaching.forwarding_figures.requests for relay in relays) == 16
-        assert sum(relay.reaching.forwarding_figures.bytes for relay in relays) > 4_200_000
+        assert sum(relay.reaching.forwarding_metrics.requests for relay in relays) == 16
+        assert sum(relay.reaching.forwarding_metrics.bytes for relay in relays) > 4_200_000
         for relay in relays:
             await circuits(relay, 0)
         assert not await one.inner.is_connected(two.peer_id)
@@ -130,9 +130,9 @@ async def test_an_asker_that_does_not_read_holds_little_and_is_given_up(
         await circuits(relay, 3)
         # Others are served meanwhile, and the relay holds no whole reply.
         assert await two.asks(one) == two.peer_id.encode()
-        assert relay.reaching.forwarding_figures.bytes < 3 * 4_000_000
+        assert relay.reaching.forwarding_metrics.bytes < 3 * 4_000_000
         await circuits(relay, 0)
-        assert relay.reaching.forwarding_figures.bytes < 3 * 4_000_000
+        assert relay.reaching.forwarding_metrics.bytes < 3 * 4_000_000
         for stream in stalled:
             await abort(stream)
         for number in range(80):  # more than a link is allowed to end early

@@ -232,7 +232,7 @@ def test_a_relayed_request_is_answered_once_as_published(case: dict[str, Any]) -
             **{"nonce": number.to_bytes(16, "big"), "wall": issued / 1000},
         )
         assert body.issued_ms == issued
-        answer = replays.check_request("asker", True, body, now / 1000)
+        answer = replays.admit_request("asker", True, body, now / 1000)
         found.append([issued, number, now, "ok" if answer is None else answer.reason])
     assert found == case["steps"]
 

@@ -111,10 +111,10 @@ def _show(findings: Sequence[Finding], facts: Facts | None) -> None:
     """Print findings, with the facts that they follow from as JSON."""
     if facts is not None:
         from swarm_node.cli.home import json_of
-        from swarm_node.node.preflight.facts_file import SCHEMA, stored_facts
+        from swarm_node.node.preflight.facts_file import SCHEMA, to_stored
 
         rows = [finding._asdict() for finding in findings]
-        typer.echo(json_of({"schema": SCHEMA, "checks": rows, "facts": stored_facts(facts)}))
+        typer.echo(json_of({"schema": SCHEMA, "checks": rows, "facts": to_stored(facts)}))
     else:
         from rich.console import Console
 
@@ -155,10 +155,10 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     from swarm_node.environments.presets import prompt_bytes, try_environment
     from swarm_node.node.home.home import Home
     from swarm_node.node.preflight.defaults import for_model
-    from swarm_node.node.preflight.doctor import Finding, examine, with_product_times
+    from swarm_node.node.preflight.doctor import Finding, examine, measure_product_times
     from swarm_node.node.preflight.facts import gather
     from swarm_node.node.preflight.right_answers import examine_rows
-    from swarm_node.node.start.admission import of_choice, refusing_findings
+    from swarm_node.node.start.admission import of_choice, run_checks
     from swarm_node.node.start.resolve_names import ticket_text
     from swarm_node.policy.models.model import of_hub
     from swarm_node.policy.planning.demand import Lengths
@@ -166,14 +166,14 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     home = Home(settings.home)
     home.check()
     if home.checkpoints.exists():
-        from swarm_node.node.start.derive import resume_adapters  # imports torch
+        from swarm_node.node.start.derive import with_stored_rank  # imports torch
 
-        settings = resume_adapters(settings, home.checkpoints)
+        settings = with_stored_rank(settings, home.checkpoints)
     shape, lengths = None, Lengths()
     problems: list[Finding] = []
     try:
         trial = try_environment(settings.environment.name, settings.environment.options)
-        problems += refusing_findings(of_choice(settings))
+        problems += run_checks(of_choice(settings))
         if trial.lists:
             rows = asyncio.run(examine_rows(settings.environment))
             problems += rows.findings
@@ -196,7 +196,7 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
     run, ticket = settings.run, ticket_text(settings)
     facts = gather(home, run.device, settings.network.listen, ticket, cards=run.trainer_processes)
     if shape is not None and not facts.is_running:
-        facts = with_product_times(facts, settings, shape)
+        facts = measure_product_times(facts, settings, shape)
     findings = examine(facts, settings, shape, lengths)
     if shape is None and any(finding.subject == "model" for finding in problems):
         # The finding says: after a download.
@@ -217,7 +217,7 @@ def _of_gguf(name: str) -> Iterator[Finding]:
 def _of_model(settings: Settings, trial: Tried, checkpoints: Path) -> Iterator[Finding]:
     """Report what a model that is here, and the newest checkpoint, are refused for."""
     from swarm_node.node.preflight.doctor import Finding
-    from swarm_node.node.start.admission import of_model, refusing_findings
+    from swarm_node.node.start.admission import of_model, run_checks
     from swarm_node.policy.models.model import Model, local, resolve
 
     if not local(settings.model):
@@ -227,7 +227,7 @@ def _of_model(settings: Settings, trial: Tried, checkpoints: Path) -> Iterator[F
     except ModelError as error:
         yield Finding("model", "error", *error.split_remedies())
     else:
-        yield from refusing_findings(of_model(settings, model, trial, checkpoints))
+        yield from run_checks(of_model(settings, model, trial, checkpoints))
 
 
 def find_reach(settings: Settings) -> list[Finding]:

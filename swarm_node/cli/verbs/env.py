@@ -97,10 +97,10 @@ def check(
 def _load_settings(
     model: str, flags: dict[str, Any], assign: list[str] | None, config: Path | None
 ) -> Settings:
-    """The settings. The model and the environment that they name are there.
+    """Load the settings, and check that their model and environment exist.
 
     Raises:
-        ConfigError, ModelError: one is not.
+        ConfigError, ModelError: one does not.
     """
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.environments.registry import require_environment

@@ -93,10 +93,10 @@ def plan(
 
 
 def _load_settings(model: str | None, assign: list[str] | None, config: Path | None) -> Settings:
-    """The settings; what they name is there.
+    """Load the settings, and check that their model and environment exist.
 
     Raises:
-        ConfigError, ModelError: it is not.
+        ConfigError, ModelError: one does not.
     """
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.environments.registry import require_environment
@@ -129,7 +129,7 @@ def shape_of(name: str) -> ModelConfig:
     Raises:
         ModelError: the model is neither known nor on this machine, or its config.json is unusable.
     """
-    from swarm_node.policy.models.by_transformers.config import examine_directory
+    from swarm_node.policy.models.by_transformers.config import read_config
     from swarm_node.policy.models.gguf.directory import gguf_model
     from swarm_node.policy.models.gguf.file import is_gguf
     from swarm_node.policy.models.model import SHIPPED, no_model, of_hub, resolve
@@ -148,7 +148,7 @@ def shape_of(name: str) -> ModelConfig:
         )
     if name not in SHIPPED and not (path / "config.json").is_file():
         raise no_model(name, path)
-    return examine_directory(resolve(name) if name in SHIPPED else path)
+    return read_config(resolve(name) if name in SHIPPED else path)
 
 
 def parse_vram(text: str) -> int:

@@ -66,7 +66,7 @@ def unit_text(command: Sequence[str], home: Path, variables: Mapping[str, str]) 
     if _CONTROL.search("".join([*command, str(home), *variables.values()])):
         raise HomeError("a path with a control character cannot be in a unit file", "rename it")
     settings = "".join(
-        f"Environment={_quote_directive(f'{key}={value}')}\n" for key, value in variables.items()
+        f"Environment={_quote_word(f'{key}={value}')}\n" for key, value in variables.items()
     )
     return f"""{_HEADER}
 [Unit]
@@ -78,7 +78,7 @@ After=network-online.target
 # The node reports READY=1 once others can connect to it; a first start downloads the model.
 Type=notify
 TimeoutStartSec=40min
-ExecStart={" ".join(_quote_directive(word, is_command=True) for word in command)}
+ExecStart={" ".join(_quote_word(word, is_command=True) for word in command)}
 ExecReload=/bin/kill -HUP $MAINPID
 {settings}WorkingDirectory={str(home).replace("%", "%%")}
 UMask=0077
@@ -97,7 +97,7 @@ WantedBy=default.target
 """
 
 
-def _quote_directive(word: str, *, is_command: bool = False) -> str:
+def _quote_word(word: str, *, is_command: bool = False) -> str:
     """A word of a directive: systemd expands % everywhere, and $ in commands."""
     word = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{word.replace("$", "$$") if is_command else word}"'

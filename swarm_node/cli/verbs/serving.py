@@ -56,7 +56,7 @@ def serve(
     has_endpoint = any(option is not None for option in (host, port, api_key, api_key_file))
     if not is_stored and not has_endpoint:
         try:
-            _tell(ask(home, lambda client: client.fetch_served()))
+            _tell(ask(home, lambda client: client.fetch_openai_access()))
         except NotRunningError:
             typer.echo(_NO_NODE, err=True)
         else:

@@ -62,7 +62,7 @@ def support_bundle(
     pass it on.
     """
     if out.exists():  # collecting takes seconds
-        raise _file_refusal(out, "file exists")
+        raise _output_error(out, "file exists")
     place = chosen_home(home)
     secrets = known_secrets(place.path)
     parts = {name: remove_secrets(part, secrets) for name, part in _collect_parts(place, config)}
@@ -71,7 +71,7 @@ def support_bundle(
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise _file_refusal(out, reason_of(error)) from error
+        raise _output_error(out, reason_of(error)) from error
     with os.fdopen(descriptor, "wb") as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as z:
         for name, part in parts.items():
             z.writestr(name, part)
@@ -79,7 +79,7 @@ def support_bundle(
     typer.echo("It names peers and their addresses: read it before you pass it on.", err=True)
 
 
-def _file_refusal(out: Path, reason: str) -> HomeError:
+def _output_error(out: Path, reason: str) -> HomeError:
     return HomeError(f"cannot make {out}: {reason}", "choose another --out")
 
 

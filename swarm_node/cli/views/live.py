@@ -60,7 +60,7 @@ class LiveScreen(NodeProgress):
         self._exit_stack.close()
 
     def step(self, name: str) -> None:
-        self.close()
+        self.show_complete()
         self._current_step = name, time.monotonic()
 
     def tell(self, lines: Sequence[Line]) -> None:
@@ -84,7 +84,7 @@ class LiveScreen(NodeProgress):
         def draw() -> None:
             shot = snapshot()
             if shot.state != "starting":
-                self.close()
+                self.show_complete()
                 self._starting.stop()
                 self._display.start()
                 self._display.update(self._pages.render(shot), refresh=True)
@@ -104,7 +104,7 @@ class LiveScreen(NodeProgress):
         self._exit_stack.close()
         self._console.print(f"stopped: {end_text(end, self.home)}")
 
-    def close(self) -> None:
+    def show_complete(self) -> None:
         if self._current_step is not None:
             (name, start_time), self._current_step = self._current_step, None
             self._console.print(f"[green]✓[/] {name} [dim]{time.monotonic() - start_time:.1f} s[/]")
@@ -170,7 +170,7 @@ def render_start(lines: Sequence[Line]) -> RenderableType:
 
 
 @contextmanager
-def single_keys(loop: asyncio.AbstractEventLoop, pressed: Callable[[str], None]) -> Iterator[None]:
+def single_keys(loop: asyncio.AbstractEventLoop, on_key: Callable[[str], None]) -> Iterator[None]:
     """Gives each key that is typed to `on_key`, and shows none; Ctrl-C still interrupts. Without a
     terminal there are no keys."""
     if not sys.stdin.isatty():
@@ -186,7 +186,7 @@ def single_keys(loop: asyncio.AbstractEventLoop, pressed: Callable[[str], None])
         except OSError:  # the terminal is gone
             key = b""
         if key:
-            pressed(key.decode("ascii", "ignore"))
+            on_key(key.decode("ascii", "ignore"))
         else:
             loop.remove_reader(descriptor)
 

@@ -30,14 +30,14 @@ def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> Rendera
             mark = "[green]✓[/]" if row.reward > 0.5 else "[red]✗[/]"
             name, question = f"  {plain(author)} v{row.version}", plain(_line(row.prompt))
             if not row.turns:
-                table.add_row(name, f"{question} → {_quote_text(row.completion)} {mark}")
+                table.add_row(name, f"{question} → {_format_text(row.completion)} {mark}")
                 continue
             table.add_row(name, f"{question} {mark}")
             for place, text in enumerate(row.turns):
                 speaker, words = (
                     ("observation", plain(_line(text)))
                     if place % 2
-                    else ("node", _quote_text(text))
+                    else ("node", _format_text(text))
                 )
                 table.add_row(f"    {speaker}", words)
         sections += [f"[bold]{plain(family)}[/]", table]
@@ -45,7 +45,7 @@ def samples_view(rows: Sequence[SampleRow], peers: Sequence[PeerRow]) -> Rendera
     return Group(*sections, f"[dim]{legend}[/]")
 
 
-def _quote_text(text: str) -> str:
+def _format_text(text: str) -> str:
     return f"[bold]{plain(_line(text)) or '(nothing)'}[/]"
 
 

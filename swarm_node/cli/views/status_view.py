@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from swarm_node.cli.views.views import counts, day_of, number_of, plain, relay_name, span
-from swarm_node.node.metrics.curve import split_points
+from swarm_node.node.metrics.curve import partition_by_split
 from swarm_node.node.metrics.progress import describe_work
 from swarm_node.node.metrics.samples import RecentRow
 from swarm_node.node.metrics.snapshot import (
@@ -126,7 +126,7 @@ def course(shot: Snapshot) -> Iterator[tuple[str, str]]:
     yield "steps", steps(shot)
     yield "local groups", local_groups(shot)
     if shot.recent is not None and shot.recent.truncated:
-        yield "truncated", format_truncated(shot.recent)
+        yield "truncated", format_truncations(shot.recent)
     yield "external groups", external_groups(shot)
     yield "rejected", format_rejections(shot)
     yield "busy", busy(shot)
@@ -168,7 +168,7 @@ def local_groups(shot: Snapshot) -> str:
     return text
 
 
-def format_truncated(row: RecentRow) -> str:
+def format_truncations(row: RecentRow) -> str:
     """Recent completions that ended for want of tokens."""
     share = row.truncated / row.completions
     text = f"{row.truncated:,} of the last {row.completions:,} completions ({share:.0%})"
@@ -185,7 +185,7 @@ def external_groups(shot: Snapshot) -> str:
 
 
 def format_rejections(shot: Snapshot) -> str:
-    """Count what peers sent and this node rejected, by reason."""
+    """Format the numbers of rejected messages, by reason."""
     return counts({reason: n for reason, n in shot.rejected.items() if reason not in _FAILED_PULLS})
 
 
@@ -203,7 +203,7 @@ def curve(evals: list[EvalPoint], width: int) -> str:
     What was measured with another split stands apart."""
     if not evals:
         return "not measured yet"
-    old_points, points = split_points(evals)
+    old_points, points = partition_by_split(evals)
     text, last = f"{points[-1].reward:.2f}", points[-1]
     if len(points) > 1:
         way = bars([point.reward for point in points], width)

@@ -207,10 +207,10 @@ class _ToolClass:
                 raise ValueError("reset() returns no text, and no row has a prompt")
             reply: str | None = None
             for text in completions:
-                reply = self._call_results(environment, text)
+                reply = self._run_calls(environment, text)
             return result(environment, opening, reply)
 
-    def _call_results(self, environment: object, text: str) -> str | None:
+    def _run_calls(self, environment: object, text: str) -> str | None:
         """Make the calls in a text, and return their results; None if it has no call."""
         results = [self._call_tool(environment, call) for call in _CALL.findall(text)]
         return (

@@ -79,7 +79,7 @@ def final_answer(text: str) -> FinalAnswer:
     for answer in (
         _boxed_answer(scored_text),
         _hash_line_answer(scored_text),
-        _phrase_answer(scored_text),
+        _stated_answer(scored_text),
     ):
         if answer:
             return FinalAnswer(answer, is_marked=True)
@@ -149,13 +149,13 @@ def _hash_line_answer(text: str) -> str | None:
         return None
     line, _, rest = text[mark + 4 :].strip().partition("\n")
     if _HEADING.fullmatch(line.strip()):
-        return _phrase_answer(rest) or rest.strip() or None
+        return _stated_answer(rest) or rest.strip() or None
     line = line.strip()
     clause = _CLAUSE.search(line) if _STARTS_WITH_NUMBER.match(line) else None
     return line[: clause.start()] if clause else line
 
 
-def _phrase_answer(text: str) -> str | None:
+def _stated_answer(text: str) -> str | None:
     """What follows the last phrase such as "the answer is", to the end of its sentence or line."""
     phrases = list(_PHRASE.finditer(text))
     if not phrases:

@@ -24,7 +24,7 @@ from swarm_node.environments.answers.final import (
 )
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.bundled import graded
-from swarm_node.environments.lists.answer_forms import write_answer
+from swarm_node.environments.lists.answer_forms import format_answer
 from swarm_node.environments.splits.hashed_random import Draws, Exercise
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.splits.split import is_held_out
@@ -321,7 +321,7 @@ class _Drills:
 
     def reference_completion(self, task: Task) -> str:
         """The right answer as the instruction asks for it."""
-        return write_answer(self.answer(task), self._suffix) or self.answer(task)
+        return format_answer(self.answer(task), self._suffix) or self.answer(task)
 
 
 def _check_families(families: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:

@@ -6,7 +6,7 @@ Only such a text says whether a scorer reads what a model is told to write.
 from __future__ import annotations
 
 
-def write_answer(answer: str, instruction: str) -> str:
+def format_answer(answer: str, instruction: str) -> str:
     """The answer in the first form that `instruction` names: within <answer></answer>,
     within \\boxed{}, or after "####". "" if it names none."""
     if "<answer>" in instruction:

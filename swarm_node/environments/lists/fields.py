@@ -75,14 +75,14 @@ def _member(value: Any, part: str) -> Any:
     if isinstance(value, dict):
         if part in value:
             return value[part]
-        return value.get(_fold_names(tuple(value)).get(part.casefold()), ABSENT)
+        return value.get(_names_by_casefold(tuple(value)).get(part.casefold()), ABSENT)
     if isinstance(value, list) and re.fullmatch(r"[0-9]{1,4}", part) and int(part) < len(value):
         return value[int(part)]
     return ABSENT
 
 
 @lru_cache(maxsize=64)
-def _fold_names(names: tuple[str, ...]) -> Mapping[str, str]:
+def _names_by_casefold(names: tuple[str, ...]) -> Mapping[str, str]:
     """The first of some names by its small letters. The rows of a file have few sets of names."""
     return {name.casefold(): name for name in reversed(names)}
 
@@ -90,7 +90,7 @@ def _fold_names(names: tuple[str, ...]) -> Mapping[str, str]:
 @lru_cache(maxsize=256)
 def present(keys: tuple[str, ...], names: tuple[str, ...]) -> tuple[str, ...]:
     """Those of some `names` of fields whose first part a row with these `keys` may have."""
-    folded_keys = _fold_names(keys)
+    folded_keys = _names_by_casefold(keys)
     return tuple(name for name in names if name.partition(".")[0].casefold() in folded_keys)
 
 

@@ -133,8 +133,8 @@ def _plain(value: Any) -> Any:
 
 
 def download(dataset: HubRows) -> Path:
-    """The files of a data set at one commit, whose name is that of the directory: those of an
-    earlier start if they are all there, else fetched.
+    """Return the directory of a dataset's files at one commit, which names it. Files of an earlier
+    start are not fetched again.
 
     Raises:
         ConfigError: the hub does not have it, or does not give it, or it is too large.

@@ -17,7 +17,7 @@ from swarm_node.environments.answers.final import final_answer, last_tagged, onl
 from swarm_node.environments.answers.scoring import SCORERS, UNMARKED
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.lists import hub
-from swarm_node.environments.lists.answer_forms import tag_answer, write_answer
+from swarm_node.environments.lists.answer_forms import format_answer, tag_answer
 from swarm_node.environments.lists.choices import (
     choices_of,
     points_at,
@@ -169,7 +169,7 @@ class _Jsonl:
     def reference_completion(self, task: Task) -> str:
         """The right answer as the template asks for it; in the tag if it names no form."""
         example: Example = task.payload
-        return write_answer(example.answer, self._template) or tag_answer(example.answer)
+        return format_answer(example.answer, self._template) or tag_answer(example.answer)
 
     def place(self, task: Task) -> str:
         return f"line {self._rows[task.ref.family].line(task.ref)}"

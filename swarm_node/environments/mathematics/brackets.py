@@ -20,7 +20,7 @@ def key_of(tokens: Sequence[Token]) -> tuple[str, ...]:
 
 
 def strip_marks(tokens: Sequence[Token]) -> tuple[Token, ...]:
-    """Without marks around the whole: quotes, emphasis, a sentence's end, braces, "=" before it."""
+    """Remove marks around the whole: quotes, emphasis, a sentence's end, braces, "=" before it."""
     left, right = 0, len(tokens)
     while left < right:
         first, last = tokens[left].text, tokens[right - 1].text

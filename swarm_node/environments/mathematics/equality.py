@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from swarm_node.environments.mathematics.brackets import key_of, partners, strip_marks
 from swarm_node.environments.mathematics.limit import quieten
-from swarm_node.environments.mathematics.notation import Token, normalize_spelling, tokens_of
+from swarm_node.environments.mathematics.notation import Token, normalize_notation, tokens_of
 from swarm_node.environments.mathematics.structure import (
     MAX_MATH_CHARS,
     Matrix,
@@ -45,7 +45,7 @@ def equal(answer: str, right: str) -> bool:
         if len(answer) > 2 * len(right):
             return False
         first, second = (
-            key_of(strip_marks(tokens_of(normalize_spelling(text)))) for text in (answer, right)
+            key_of(strip_marks(tokens_of(normalize_notation(text)))) for text in (answer, right)
         )
         return first == second != ()
     targets, candidates = list(readings(right, right=True)), list(readings(answer))

@@ -163,9 +163,9 @@ _UNGROUPED: Final = re.compile(_HEAD + r"\d+" + _REST, re.VERBOSE | re.DOTALL)
 _BESIDE_PRODUCTS: Final = frozenset("^_/*+-=()[]{}<>|,0123456789\\")
 
 
-def normalize_spelling(text: str) -> str:
+def normalize_notation(text: str) -> str:
     """The text in one spelling of signs, as LaTeX."""
-    text = _SHIFTED.sub(_shift_point, text)
+    text = _SHIFTED.sub(_script_to_latex, text)
     text = _FRACTIONS.sub(lambda match: " " + unicodedata.normalize("NFKC", match[0]), text)
     text = unicodedata.normalize("NFKC", text.translate(_TABLE)).translate(_TABLE)
     for rule in RULES:
@@ -173,12 +173,12 @@ def normalize_spelling(text: str) -> str:
     return text
 
 
-def _shift_point(match: re.Match[str]) -> str:
+def _script_to_latex(match: re.Match[str]) -> str:
     return ("^{" if match["raised"] else "_{") + match[0].translate(_LEVEL) + "}"
 
 
 def tokens_of(text: str, *, group_digits: bool = True) -> list[Token]:
-    """The tokens of a text in words (`normalize_spelling`). `group_digits`: 1,234 and 1 234
+    """The tokens of a text in words (`normalize_notation`). `group_digits`: 1,234 and 1 234
     are one number, else several.
 
     Signs of a formula ($) are left out, unless there is one alone: that is a dollar."""
@@ -202,10 +202,10 @@ def tokens_of(text: str, *, group_digits: bool = True) -> list[Token]:
         elif part != "$" or dollar:
             expects_text = False
             tokens += _token(match, text, in_text=any(texts[-2:]))
-    return _join_signs(token for token in tokens if token.text != "type")
+    return _replace_sign_words(token for token in tokens if token.text != "type")
 
 
-def _join_signs(tokens: Iterable[Token]) -> list[Token]:
+def _replace_sign_words(tokens: Iterable[Token]) -> list[Token]:
     """With a sign for "negative 5" and "minus 5"."""
     signed_tokens: list[Token] = []
     for token in tokens:

@@ -20,7 +20,7 @@ from swarm_node.environments.mathematics.brackets import (
     split,
     strip_marks,
 )
-from swarm_node.environments.mathematics.notation import Token, normalize_spelling, tokens_of
+from swarm_node.environments.mathematics.notation import Token, normalize_notation, tokens_of
 from swarm_node.environments.mathematics.numbers import plain_number, times_of
 from swarm_node.environments.mathematics.vocabulary import (
     CHANGING,
@@ -114,7 +114,7 @@ def readings(text: str, *, right: bool = False) -> Iterator[Reading]:
     if times:
         yield from map(Words, times)
         return
-    spelling = normalize_spelling(text)
+    spelling = normalize_notation(text)
     if len(spelling) > 2 * MAX_MATH_CHARS:  # one sign may stand for a sentence
         yield Words((text,))
         return
@@ -137,7 +137,7 @@ def is_value(text: str) -> bool:
     """True if a text is a value or a list of values, and no prose."""
     if len(text) > MAX_MATH_CHARS:
         return False
-    tokens = strip_marks(tokens_of(normalize_spelling(text)))
+    tokens = strip_marks(tokens_of(normalize_notation(text)))
     return bool(tokens) and tokens[0].kind != "word" and not _wordy(read(tokens))
 
 
@@ -279,7 +279,7 @@ def _quantity(tokens: tuple[Token, ...], depth: int) -> Reading:
     """A value with the words beside it, or words alone."""
     if not any(token.kind == "word" for token in tokens):
         return _value(tokens)
-    words = _word_tokens(tokens)
+    words = _word_mask(tokens)
     segments = [part for part in _runs(tokens, words) if part[0] is False]
     word_texts = {token.text for token, word in zip(tokens, words, strict=True) if word}
     if len(segments) != 1 or CHANGING & word_texts:
@@ -340,7 +340,7 @@ def _units(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(symbols)
 
 
-def _word_tokens(tokens: Sequence[Token]) -> list[bool]:
+def _word_mask(tokens: Sequence[Token]) -> list[bool]:
     """For each token, whether it belongs to words: a letter between words does, and what follows
     a word in a unit such as cm^2 or km/h."""
     words = [token.kind == "word" for token in tokens]

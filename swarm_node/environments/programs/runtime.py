@@ -105,7 +105,7 @@ class Runtime:
 
         self._wasmtime = wasmtime
         self._engine = _engine()
-        self._module = _compile_module(self._engine, wasm)
+        self._module = _load_module(self._engine, wasm)
         self._linker = wasmtime.Linker(self._engine)
         self._current_run: _Running | None = None
         for wasm_import in self._module.imports:
@@ -241,7 +241,7 @@ def _engine() -> Any:
     return wasmtime.Engine(config)
 
 
-def _compile_module(engine: Any, wasm: Path) -> Any:
+def _load_module(engine: Any, wasm: Path) -> Any:
     """The interpreter as machine code, from the cache if it is there."""
     import wasmtime
 

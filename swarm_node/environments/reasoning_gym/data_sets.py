@@ -25,7 +25,7 @@ def find(name: str) -> tuple[type[Any], type[Any]] | None:
     Raises:
         ModuleNotFoundError: a package that the data set imports is not installed.
     """
-    datasets = _registered_data_sets()
+    datasets = _import_registry()
     import_error = None
     for module, source in _modules():
         if name in datasets:
@@ -43,7 +43,7 @@ def find(name: str) -> tuple[type[Any], type[Any]] | None:
 def names() -> list[str]:
     """The names of all data sets, which are imported for it. Data sets that import a missing
     package are left out."""
-    datasets = _registered_data_sets()
+    datasets = _import_registry()
     for module, _ in _modules():
         try:
             importlib.import_module(module)
@@ -52,7 +52,7 @@ def names() -> list[str]:
     return sorted(datasets)
 
 
-def _registered_data_sets() -> dict[str, tuple[type[Any], type[Any]]]:
+def _import_registry() -> dict[str, tuple[type[Any], type[Any]]]:
     """The data sets imported so far."""
     _initialise_by_nothing(_PACKAGE)
     importlib.import_module(f"{_PACKAGE}.coaching")  # it and the factory import one another

@@ -19,7 +19,7 @@ from typing import Any, Literal, cast
 from swarm_node.environments.answers.final import MAX_SCORED_CHARS, last_tagged, only_answer
 from swarm_node.environments.base import Environment, Task, check_ref
 from swarm_node.environments.extras import installed_extras, refusal
-from swarm_node.environments.lists.answer_forms import write_answer
+from swarm_node.environments.lists.answer_forms import format_answer
 from swarm_node.environments.reasoning_gym import data_sets, scorers
 from swarm_node.errors import ConfigError, instead
 from swarm_node.rollout import SEED_LIMIT, TaskRef
@@ -178,7 +178,7 @@ class _ReasoningGym:
     def reference_completion(self, task: Task) -> str | None:
         """The right answer as the instruction asks for it."""
         right = self.answer(task)
-        return None if right is None else write_answer(right, self._suffix) or right
+        return None if right is None else format_answer(right, self._suffix) or right
 
     def score(self, task: Task, text: str) -> float:
         """Scores the content of the last <answer></answer>, else the whole text, stripped. Only the

@@ -129,15 +129,15 @@ class _ExpressionReader(Generic[_Value]):
             value = self.expression(self._grammar.prefix[first], depth + 1)
             return self._algebra.prefix(first, value)
         if first == "(":
-            return self._read_closing(depth)
+            return self._read_parenthesized(depth)
         if not (first[:1].isalnum() or first[:1] == "."):
             raise BadExpressionError("a value is missing")
         if self._peek() != "(":
             return self._algebra.atom(first)
         self.position += 1
-        return self._algebra.call(first, self._read_closing(depth))
+        return self._algebra.call(first, self._read_parenthesized(depth))
 
-    def _read_closing(self, depth: int) -> _Value:
+    def _read_parenthesized(self, depth: int) -> _Value:
         value = self.expression(0, depth + 1)
         if self._peek() != ")":
             raise BadExpressionError("a parenthesis is not closed")

@@ -245,7 +245,7 @@ class ScoringWorker:
         return self._streams is None or self._groups == 0
 
     @property
-    def has_lower_limits(self) -> bool:
+    def is_cramped(self) -> bool:
         """True if the scoring worker that answered last has lower limits than a scoring worker's
         own."""
         return self.sandbox is not None and self.sandbox.is_cramped
@@ -417,21 +417,21 @@ class ScoringWorker:
                 # It counts against the author, or a text could use up a scoring worker's time for
                 # nothing.
                 used_seconds = (await self._end()).processor_seconds
-                raise self._lost_error("forged", "its reply does not fit the request", used_seconds)
+                raise self._note_loss("forged", "its reply does not fit the request", used_seconds)
         except TimeoutError:
             used_seconds = (await self._end()).processor_seconds
             if sleeping.is_reached:
-                raise self._lost_error(
+                raise self._note_loss(
                     "asleep", "it slept and did not answer", used_seconds
                 ) from None
-            raise self._lost_error("stuck", f"no answer in {patience:g} s", used_seconds) from None
+            raise self._note_loss("stuck", f"no answer in {patience:g} s", used_seconds) from None
         except (asyncio.IncompleteReadError, ConnectionError):
-            raise self._death_error(
+            raise self._note_death(
                 await self._end(), seconds if min_seconds is None else min_seconds
             ) from None
         except (ValueError, UnicodeDecodeError, RecursionError, MemoryError):
             used_seconds = (await self._end()).processor_seconds
-            raise self._lost_error("forged", "its reply cannot be decoded", used_seconds) from None
+            raise self._note_loss("forged", "its reply cannot be decoded", used_seconds) from None
         finally:
             if not is_answered:
                 await self._end()
@@ -455,15 +455,15 @@ class ScoringWorker:
             WorkerEnd(None) if pid is None else await self._environment.end(pid, self._generation)
         )
 
-    def _death_error(self, end: WorkerEnd, seconds: float) -> WorkerLostError:
+    def _note_death(self, end: WorkerEnd, seconds: float) -> WorkerLostError:
         """The error for a scoring worker that ended so, at a request of `seconds` of processor
         time."""
         description = (
             "with the environment's process" if end.status is None else ended_by(end.status)
         )
-        return self._lost_error(reason_of(end, seconds), description, end.processor_seconds)
+        return self._note_loss(reason_of(end, seconds), description, end.processor_seconds)
 
-    def _lost_error(
+    def _note_loss(
         self, reason: Reason, description: str, used_seconds: float = 0.0
     ) -> WorkerLostError:
         self.losses += 1

@@ -142,19 +142,19 @@ class PeersAttempts(Generic[_Sent, _Given]):
             answers = await self.request.answer(self.request.inputs, self.limits.scoring)
         except UnknownTaskError as error:
             self._task_error = error
-            return "own" if self.worker.has_lower_limits else "unknown"
+            return "own" if self.worker.is_cramped else "unknown"
         except WorkerLostError as lost_error:
             # A scoring worker that was killed by somebody else cost the author what it had used by
             # then.
             max_seconds = self.limits.deriving + self.limits.scoring
             if lost_error.reason != "asleep":  # the whole wait counts there
                 self._scoring_seconds += min(lost_error.processor_seconds, max_seconds)
-            return "own" if self.worker.has_lower_limits else lost_error.reason
+            return "own" if self.worker.is_cramped else lost_error.reason
         except ChildError:  # no scoring worker can be started now
             return "own"
         if not any(self.request.exception_of(item) in _STARVED for item in answers):
             return answers
-        if self.worker.has_lower_limits:
+        if self.worker.is_cramped:
             return "own"
         if answers == self._starved_answers:
             return answers  # so it is with these texts
@@ -172,7 +172,7 @@ class PeersAttempts(Generic[_Sent, _Given]):
                 await self.request.answer(self.request.control, self.limits.scoring)
         except (ChildError, UnknownTaskError):
             return False
-        return not self.worker.has_lower_limits
+        return not self.worker.is_cramped
 
     def _finding(self, step: Step, reason: Reason) -> PeersScore[_Given]:
         """The finding as a value, or as the error of a task that cannot be made."""

@@ -357,7 +357,7 @@ class Scorer:
             return survey(self._environment, request.family, request.draws, request.seconds, now)
 
     def _score(self, request: Score) -> list[TextVerdict]:
-        task = self._derive_task()
+        task = self._current_task()
         with _limit(_SCORING_TIMER, request.seconds):
             return [score_text(self._environment, task, text) for text in request.texts]
 
@@ -372,7 +372,7 @@ class Scorer:
         known_count, failures = 0, list[FailedAnswer]()
         for index, ref in enumerate(request.refs):
             self._derive(Derive([ref], request.derive_seconds))
-            environment, task = self._environment, self._derive_task()
+            environment, task = self._environment, self._current_task()
             with _limit(_SCORING_TIMER, request.seconds):
                 right = right_answer(environment, task)
                 reason = (
@@ -386,13 +386,13 @@ class Scorer:
         return AnswersScored(known_count, failures)
 
     def _rerun(self, request: RerunRollouts) -> list[RerunLine]:
-        task = self._derive_task()
+        task = self._current_task()
         with _limit(_SCORING_TIMER, request.seconds):
             return [
                 rerun(self._environment, task, transcript) for transcript in request.transcripts
             ]
 
-    def _derive_task(self) -> Task:
+    def _current_task(self) -> Task:
         if self._task is None:
             raise UnknownTaskError("no task was derived")
         return self._task

@@ -29,7 +29,7 @@ def asleep(pid: int) -> bool:
 
 
 class SleepLimit:
-    """Ends the timeout `ending` early, once the process has slept for `most` seconds of it."""
+    """Ends the timeout `deadline` early, once the process has slept for `max_seconds` of it."""
 
     def __init__(self, pid: int, max_seconds: float, deadline: asyncio.Timeout) -> None:
         self._pid, self._left, self._deadline = pid, max_seconds, deadline

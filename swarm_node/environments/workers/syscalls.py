@@ -185,7 +185,7 @@ def scoring_filter(machine: str, pid: int) -> bytes | None:
     for absent_syscall in _NOT_THERE.values():
         program += _on(absent_syscall[column], [(_RETURN, 0, 0, _ERRNO | _ENOSYS)])
     for numbers, arguments in rules:
-        program += _on(numbers[column], list(_check_arguments(arguments)))
+        program += _on(numbers[column], list(_argument_filter(arguments)))
     program.append((_RETURN, 0, 0, _ERRNO | _EPERM))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
@@ -198,7 +198,7 @@ def _on(number: int | None, body: list[_Instruction]) -> list[_Instruction]:
     return [] if number is None else [(_EQUAL, 0, len(body), number), *body]
 
 
-def _check_arguments(arguments: tuple[_Argument, ...]) -> Iterator[_Instruction]:
+def _argument_filter(arguments: tuple[_Argument, ...]) -> Iterator[_Instruction]:
     """Allow the call if every argument passes, else refuse it."""
     refuse = (_RETURN, 0, 0, _ERRNO | _EPERM)
     for argument in arguments:

@@ -336,7 +336,7 @@ class ControlClient:
         """
         return decode_answer(await self._call("GET", _NETWORK, 60), NetworkReport)
 
-    async def fetch_served(self) -> ServedAt:
+    async def fetch_openai_access(self) -> ServedAt:
         """Return the access of OpenAI's clients, and the model that answers them.
 
         Raises:

@@ -137,7 +137,7 @@ class OpenAIServer:
             async with asyncio.timeout(_BODY_SECONDS):
                 body = await request.read()
             api_request = parse_request(body, kind)
-            sample_requests = self._sample_requests(api_request)
+            sample_requests = self._make_sample_requests(api_request)
         except web.HTTPRequestEntityTooLarge as error:
             text = f"the body is larger than {request.client_max_size} bytes"
             return _refusal(BadRequestError(text, status=error.status))
@@ -145,7 +145,7 @@ class OpenAIServer:
             return _refusal(BadRequestError("a body arrives at once", status=408))
         except BadRequestError as error:
             return _refusal(error)
-        answers = self._queue_and_wait(sample_requests, lambda: _is_gone(request))
+        answers = self._queue_requests(sample_requests, lambda: _is_gone(request))
         if answers is None:
             return _busy()
         conversation = _Conversation(
@@ -159,7 +159,7 @@ class OpenAIServer:
             for answer in answers:
                 answer.leave()
 
-    def _sample_requests(self, api_request: ChatRequest | TextRequest) -> list[SampleRequest]:
+    def _make_sample_requests(self, api_request: ChatRequest | TextRequest) -> list[SampleRequest]:
         """
         Raises:
             BadRequestError: the policy cannot be asked this.
@@ -219,7 +219,7 @@ class OpenAIServer:
             )
         return min(max_tokens, left)
 
-    def _queue_and_wait(
+    def _queue_requests(
         self, sample_requests: Sequence[SampleRequest], is_gone: Callable[[], bool]
     ) -> list[SampledChoices] | None:
         """The answers to all prompts, or None if there is no room for them all."""

@@ -224,13 +224,13 @@ class AnswerText:
         if ends:
             self.is_stopped, text = True, text[: min(ends)[1]]
         elif not is_finished:
-            text = self._settle_text(text)
+            text = self._settled_prefix(text)
         if len(text) <= len(self.text):
             return ""
         new, self.text = text[len(self.text) :], text
         return new
 
-    def _settle_text(self, text: str) -> str:
+    def _settled_prefix(self, text: str) -> str:
         text = text.rstrip("\N{REPLACEMENT CHARACTER}")
         held_chars = max(
             (n for stop in self._stops for n in range(len(stop)) if text.endswith(stop[:n])),

@@ -53,7 +53,9 @@ def _about(shot: Snapshot) -> Iterator[Metric]:
     if shot.membership is not None:
         description = "When the membership ends, in Unix seconds."
         yield _gauge("membership_end_timestamp_seconds", description, shot.membership.until)
-    links = [(link, _count_linked(shot.peers, link)) for link in ("direct", "relayed", "none")]
+    links = [
+        (link, _count_peers_by_link(shot.peers, link)) for link in ("direct", "relayed", "none")
+    ]
     description = f"Peers heard in the last {SEEN_SECONDS:g} seconds, by how they are reached."
     yield _gauge("peers", description, [({"link": link}, count) for link, count in links])
     yield _counter("faults", "Faults of the node's own parts.", _by("part", shot.faults))
@@ -121,7 +123,7 @@ def _by(label: str, counts: Mapping[str, float]) -> list[tuple[Mapping[str, str]
     return [({label: key}, value) for key, value in sorted(counts.items())]
 
 
-def _count_linked(peers: Iterable[PeerRow], link: str) -> int:
+def _count_peers_by_link(peers: Iterable[PeerRow], link: str) -> int:
     return sum(
         peer.seconds_since_seen <= SEEN_SECONDS
         and link == ("none" if peer.via is None else "relayed" if peer.via else "direct")

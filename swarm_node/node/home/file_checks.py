@@ -116,7 +116,7 @@ def home_state(
     names = {name for name, file in files.items() if file.state != "absent"}
     is_finished = record is not None and record.finished
     recorded_names = frozenset(record.files) if record is not None else frozenset()
-    faults = [*_find_flaws(files, ticket)]
+    faults = [*_find_faults(files, ticket)]
     if RECORD in names and files[RECORD].state != "sound":
         return HomeState("broken", tuple(faults))
     swarm_files = names - _NO_SWARM - {RECORD}
@@ -142,7 +142,7 @@ def present(files: Mapping[str, Found]) -> list[str]:
     )
 
 
-def _find_flaws(files: Mapping[str, Found], ticket: bool) -> Iterator[Fault]:
+def _find_faults(files: Mapping[str, Found], ticket: bool) -> Iterator[Fault]:
     for name, (state, detail) in files.items():
         kind = FILES.get(name, _Kind("warning"))
         suffix = f" ({detail})" if detail else ""

@@ -79,7 +79,7 @@ class Membership:
     swarm: SwarmInfo
     chain: tuple[bytes, bytes]
 
-    def open(self) -> tuple[IssuerBody, MemberBody] | Rejected:
+    def open_chain(self) -> tuple[IssuerBody, MemberBody] | Rejected:
         """The bodies of the chain; see `open_chain`."""
         return open_chain(self.chain, self.swarm, self.identity.public_key)
 
@@ -454,11 +454,11 @@ def listen_addresses(listen: Sequence[str], own_port: Callable[[], int]) -> list
     """Return the addresses to listen on. Port 0 becomes the home's own port, so tickets stay valid
     after a restart."""
 
-    def fix_port(address: str) -> str:
+    def fill_port(address: str) -> str:
         head, separator, tail = address.partition("/tcp/0")
         return f"{head}/tcp/{own_port()}{tail}" if separator else address
 
-    return [fix_port(address) for address in listen]
+    return [fill_port(address) for address in listen]
 
 
 def _refuse(path: Path, home_state: HomeState) -> None:

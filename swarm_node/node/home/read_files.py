@@ -82,7 +82,7 @@ def take_stock(path: Path, *, deep: bool = False, swarm: SwarmInfo | None = None
     swarm = swarm or contents.get("swarm.json")
     if swarm is not None:
         _fit(files, contents, swarm)
-    _check_stored(path, files, deep)
+    _check_running_files(path, files, deep)
     for name in _LOCKS:
         lock = _bytes(path / name, 0)
         if isinstance(lock, Found) and lock.state == "damaged":
@@ -163,7 +163,7 @@ def _member(raw: bytes, swarm: SwarmInfo, node: Identity) -> dict[str, Found]:
     return {"membership": Found("foreign", f"not of swarm {swarm.name!r}: {chain.reason}")}
 
 
-def _check_stored(path: Path, files: dict[str, Found], deep: bool) -> None:
+def _check_running_files(path: Path, files: dict[str, Found], deep: bool) -> None:
     """Look at what a running node writes."""
     metrics = path / "metrics.jsonl"  # a crash may cut a line, so only its presence is checked
     database, directories = path / "node.db", checkpoints(path / "checkpoints")

@@ -416,7 +416,7 @@ class Node:
         The first point waits until the first update has its groups, and is sampled while the
         trainer is busy. So it delays neither, and only the weights of that update wait for it. A
         sampler that rests during updates finishes its answers with those weights."""
-        await self._until(self._is_fed)
+        await self._until(self._has_first_groups)
         await self._supervisor.attempt("evaluate", self.evaluate)
         self._learner.may_load.set()
         await self._work.evaluator.rest()
@@ -443,7 +443,7 @@ class Node:
         if not self._tally.evals:
             self._learner.may_load.clear()
         # A crash after the newest checkpoint lost no group, so the database has the count.
-        self._tally.groups.sampled = await parts.storage.run(parts.storage.count_published)
+        self._tally.groups.sampled = await parts.storage.run(parts.storage.published_count)
         self._workers = self._open_work(info, self._own_families)
         await self._workers.levels.restore()
         self.adopt(self.settings)  # they may be others than at the start
@@ -462,7 +462,7 @@ class Node:
             families=",".join(self._own_families),
         )
 
-    def _is_fed(self) -> bool:
+    def _has_first_groups(self) -> bool:
         """Check that the first update since the start has its groups, or lacks none of the node's
         own."""
         return (

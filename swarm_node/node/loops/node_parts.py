@@ -150,16 +150,16 @@ class Tally:
     underway: Underway = field(default_factory=Underway)
     coordinator: CoordinatorRow | None = None
 
-    def count_sampled(
+    def record_sampled_group(
         self, group: RolloutGroup, prompt: str, observations: Sequence[Sequence[str]] = ()
     ) -> None:
-        """Count the answers of an own group, and keep some for the owner: see `Samples.add_own`."""
+        """Count the completions of a local group, and keep some for the owner: see `Samples`."""
         self.sums.sampled_tokens += sum(
             completion.token_ids.size for completion in group.completions
         )
         self.groups.completions += len(group.completions)
         self.groups.truncated += group.cut
-        self.samples.add_own(group, prompt, observations)
+        self.samples.add_local_group(group, prompt, observations)
 
 
 @contextmanager

@@ -67,10 +67,10 @@ class SampledChoices:
     @property
     def over(self) -> bool:
         """Check that no row is to be sampled any more: they ended, failed, or nobody waits."""
-        return self.is_gone or self.error is not None or all(row.finish for row in self.rows)
+        return self.is_abandoned or self.error is not None or all(row.finish for row in self.rows)
 
     @property
-    def is_gone(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Check that nobody waits for the answers."""
         return self._left or self._is_abandoned()
 

@@ -160,7 +160,7 @@ class ProgramNode(Node):
                 raise CompletionError(
                     f"text {number} for score is a {type(text).__name__}, no text"
                 )
-        return (await self._work.scoring.score_own(self._ref(task), texts)).rewards
+        return (await self._work.scoring.score_local(self._ref(task), texts)).rewards
 
     async def publish(
         self,
@@ -182,7 +182,7 @@ class ProgramNode(Node):
         ref, texts = self._ref(task), [completion.text for completion in all_completions]
         async with self._publishing:
             await self._refuse_task(ref)
-            scores = await self._work.scoring.score_own(ref, texts)
+            scores = await self._work.scoring.score_local(ref, texts)
             check_rewards(texts, rewards, scores.rewards, f"{ref.family}/{ref.seed}")
             policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
             group = RolloutGroup(ref, policy, all_completions, scores.rewards)
@@ -196,7 +196,7 @@ class ProgramNode(Node):
                     "fewer or shorter ones. Nothing was published"
                 )
             is_announced = publisher.announced > previous_count
-        self._tally.count_sampled(group, scores.prompt)
+        self._tally.record_sampled_group(group, scores.prompt)
         rejection = check_tokens(codec, group)
         reason = "" if is_announced else rejection.detail if rejection else "all rewards are equal"
         return PublishedGroup(tuple(texts), scores.rewards, is_announced, reason)
@@ -254,7 +254,7 @@ class ProgramNode(Node):
                 continue
             records.append(record)
             if author is not None:
-                author.standing.count_useful()
+                author.standing.count_useful_group()
         return records
 
     def _ref(self, task: MemberTask) -> TaskRef:

@@ -69,7 +69,7 @@ def invite(
         name=name,
         uses=uses,
     )
-    return _write_invitation(home, name, text, now, present)
+    return _record_invitation(home, name, text, now, present)
 
 
 def invite_from_stock(
@@ -94,7 +94,7 @@ def invite_from_stock(
         text = with_addresses(ticket, home.swarm(), addresses[:8])
     except ValueError as error:
         raise TicketError(f"no ticket can be made: {error}") from error
-    return _write_invitation(home, name, text, now, present)
+    return _record_invitation(home, name, text, now, present)
 
 
 def rename(home: Home, old: str, new: str) -> None:
@@ -200,7 +200,7 @@ def holders(home: Home) -> dict[str, list[str]]:
     return _by_issuer(load_claims(home), TicketUses.holders)
 
 
-def late_subjects(home: Home) -> dict[str, list[str]]:
+def read_late_peer_ids(home: Home) -> dict[str, list[str]]:
     """Return the ids of the peers that showed a ticket of this home after it was used up, by issuer
     key (hex).
 
@@ -274,7 +274,7 @@ def _check_name(name: str) -> None:
         ) from None
 
 
-def _write_invitation(
+def _record_invitation(
     home: Home, name: str, text: str, now: float, present: Sequence[str]
 ) -> Invitation:
     ticket = parse_ticket(text, now)

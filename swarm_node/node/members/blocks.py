@@ -66,7 +66,7 @@ class Blocks:
             ),
         )
 
-    def covered_keys(self) -> frozenset[str]:
+    def blocked_keys(self) -> frozenset[str]:
         """Return the blocked peer ids and issuer keys (hex); a key stands for all members of its
         issuer."""
         return self._keys.now()

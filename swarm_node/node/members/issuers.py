@@ -127,7 +127,7 @@ def use(home: Home, source: Path, now: float, known_keys: Sequence[str]) -> Take
             "use another --home",
         )
     delegate = _delegate(issuer_file, swarm)
-    chain = home.membership().open()
+    chain = home.membership().open_chain()
     spent_keys = {
         *known_keys,
         *(() if isinstance(chain, Rejected) else (chain[0].issuer_key.hex(),)),

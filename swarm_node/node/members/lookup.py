@@ -63,7 +63,7 @@ def keys_of(targets: Meant, membership: Membership) -> list[bytes]:
     """
     keys = [public_key_of(peer) for peer in targets.peer_ids]
     keys += [bytes.fromhex(key) for key in targets.issuer_keys]
-    chain = membership.open()
+    chain = membership.open_chain()
     if isinstance(chain, Rejected):
         raise HomeError(
             f"the membership of this data directory is damaged ({chain.reason})", "restore it"

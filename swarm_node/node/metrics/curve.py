@@ -29,11 +29,11 @@ def add(evals: list[EvalPoint], point: EvalPoint, limit: int = MAX_POINTS) -> No
     def gap(number: int) -> float:
         return evals[number + 1].seconds - evals[number - 1].seconds
 
-    droppable = [number for number in range(1, limit // 2) if not _is_labelled(evals, number)]
+    droppable = [number for number in range(1, limit // 2) if not _begins_section(evals, number)]
     del evals[min(droppable, key=gap) if droppable else 0]
 
 
-def _is_labelled(evals: Sequence[EvalPoint], number: int) -> bool:
+def _begins_section(evals: Sequence[EvalPoint], number: int) -> bool:
     previous_point, point = evals[number - 1], evals[number]
     return (previous_point.split_version, previous_point.isolated) != (
         point.split_version,
@@ -41,7 +41,7 @@ def _is_labelled(evals: Sequence[EvalPoint], number: int) -> bool:
     )
 
 
-def split_points(evals: Sequence[EvalPoint]) -> tuple[list[EvalPoint], list[EvalPoint]]:
+def partition_by_split(evals: Sequence[EvalPoint]) -> tuple[list[EvalPoint], list[EvalPoint]]:
     """Return the points of earlier splits, and the newest points, which share one split. Rewards of
     different splits cannot be compared."""
     start = len(evals)
@@ -53,7 +53,7 @@ def split_points(evals: Sequence[EvalPoint]) -> tuple[list[EvalPoint], list[Eval
 def rises(evals: Sequence[EvalPoint]) -> bool:
     """Check that the newest points rise beyond their noise. The noise is that of the second
     differences, to which a steady rise adds nothing."""
-    values = [point.reward for point in split_points(evals)[1]][-NEWEST:]
+    values = [point.reward for point in partition_by_split(evals)[1]][-NEWEST:]
     half_size = len(values) // 2
     if not half_size:
         return False

@@ -150,7 +150,7 @@ def _findings(shot: Snapshot, hysteresis: Steady | None) -> list[Said]:
     connectivity = _connectivity(shot, is_learning)
     unvisited = connectivity.kind == "unvisited"
     if hysteresis is not None and not unvisited:
-        connectivity = _hold_verdict(shot, is_learning, connectivity, hysteresis)
+        connectivity = _hold_connectivity(shot, is_learning, connectivity, hysteresis)
     if not problems or connectivity.kind == "alone":
         problems += [connectivity, *_other_addresses(shot, connectivity)]
     rank = {"bad": 0, "warning": 1, "good": 2}
@@ -349,7 +349,9 @@ def _course(shot: Snapshot, is_rising: bool) -> str:
     return "learning" if is_rising else "training"
 
 
-def _hold_verdict(shot: Snapshot, is_rising: bool, connectivity: Said, hysteresis: Steady) -> Said:
+def _hold_connectivity(
+    shot: Snapshot, is_rising: bool, connectivity: Said, hysteresis: Steady
+) -> Said:
     """Return `connectivity`, or the earlier one while a change has not held for long enough."""
     is_urgent = any(CAUSES[cause.code].level == "bad" for cause in shot.causes)
     kind = hysteresis.connectivity(

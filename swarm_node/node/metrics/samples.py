@@ -62,7 +62,7 @@ class Samples:
         self._peers: Recent[str, SampleRow] = Recent(_FAMILIES)
         self._recent_groups: deque[tuple[bool, float, int, int]] = deque(maxlen=_RECENT)
 
-    def add_own(
+    def add_local_group(
         self, group: RolloutGroup, prompt: str, observations: Sequence[Sequence[str]] = ()
     ) -> None:
         """Take in an own group. Its first answer is shown, whatever its reward; of a multi-turn

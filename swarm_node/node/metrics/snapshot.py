@@ -340,7 +340,7 @@ class RelayingRow(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, reaching: ReachingTransport) -> Self:
         """Return the counters of a node's transport."""
-        usage, traffic = reaching.usage, reaching.forwarding_figures
+        usage, traffic = reaching.usage, reaching.forwarding_metrics
         return cls(
             kept=list(reaching.relays.relay_addresses()),
             asked=usage.total_requests,

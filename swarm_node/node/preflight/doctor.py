@@ -1,5 +1,5 @@
 """Checks the facts that a start depends on: `swarm-node doctor` shows all findings, `join` the
-faults. Pure, but for `this_machine` and `with_product_times`.
+faults. Pure, but for `this_machine` and `measure_product_times`.
 
 An error makes a start impossible. A warning says that the node will not work as its owner expects.
 """
@@ -132,7 +132,7 @@ def examine(
         text, remedy = error.split_remedies()
         if isinstance(error, ConfigError):  # settings that cannot be had here, whatever is free
             return _with_model(findings, [*sampler, Finding("model", "error", text, remedy)])
-        ends = f"; or end what holds the GPU: {_gpu_memory_holders(facts)}" if facts.holders else ""
+        ends = f"; or end what holds the GPU: {_memory_holders(facts)}" if facts.holders else ""
         return _with_model(findings, [*sampler, Finding("model", "error", text, remedy + ends)])
     return examine_fit(examination, facts, settings, shape, model_fit)
 
@@ -175,7 +175,7 @@ def machine_of(facts: Facts, settings: Settings) -> Machine:
     return replace(machine, products=facts.products)
 
 
-def with_product_times(facts: Facts, settings: Settings, shape: ModelConfig) -> Facts:
+def measure_product_times(facts: Facts, settings: Settings, shape: ModelConfig) -> Facts:
     """Return `facts` of this machine with the times of its CPU's products, if the number type of a
     model of this shape depends on them."""
     on_cpu = settings.run.device == "cpu" or not facts.probe.hardware.gpus
@@ -319,7 +319,7 @@ def _memory(facts: Facts, machine: Machine) -> Finding:
     text = f"{amount(facts.memory)} of RAM free"
     if machine.gpu is not None:
         text += f"; GPU: {gib(machine.gpu.free)} of {gib(machine.gpu.total)} GiB free"
-        text += f", used by {_gpu_memory_holders(facts)}" if facts.holders else ""
+        text += f", used by {_memory_holders(facts)}" if facts.holders else ""
     return Finding("memory", "ok", text)
 
 
@@ -471,7 +471,7 @@ def _membership(facts: Facts) -> Iterator[Finding]:
         yield Finding("membership", "ok", f"until {end}, {days:.0f} days")
 
 
-def _gpu_memory_holders(facts: Facts) -> str:
+def _memory_holders(facts: Facts) -> str:
     """List the processes that hold the GPU's memory."""
     return ", ".join(
         f"{holder.name} (process {holder.pid}"

@@ -198,18 +198,18 @@ async def _answers_of(
         each = max(1, round(answers / sampling.group_size / len(families)))
         return [_ref(info, family, begin + at) for family in families for at in range(each)]
 
-    async def sample_answers(refs: Sequence[TaskRef], suffix: str) -> list[ScoredCompletions]:
+    async def sample_and_score(refs: Sequence[TaskRef], suffix: str) -> list[ScoredCompletions]:
         groups: list[ScoredCompletions] = []
         for begin in range(0, len(refs), _GROUPS_AT_ONCE):
             tell(f"the model's{suffix} completions", begin, len(refs))
-            groups += await asking.sample_answers(info, refs[begin : begin + _GROUPS_AT_ONCE])
+            groups += await asking.sample_and_score(info, refs[begin : begin + _GROUPS_AT_ONCE])
         tell(f"the model's{suffix} completions", len(refs), len(refs))
         return groups
 
     try:
-        groups = await sample_answers(refs := some(families, 0), "")
+        groups = await sample_and_score(refs := some(families, 0), "")
         if doubtful := [each for each in families if in_doubt(_of(groups, each), groups)]:
-            groups += await sample_answers(some(doubtful, len(refs)), " further")
+            groups += await sample_and_score(some(doubtful, len(refs)), " further")
     finally:
         await asking.sampler.close()
     return groups
@@ -223,7 +223,7 @@ class _Asking(NamedTuple):
     codec: Codec
     sampling: Sampling
 
-    async def sample_answers(
+    async def sample_and_score(
         self, info: EnvironmentInfo, refs: Sequence[TaskRef]
     ) -> list[ScoredCompletions]:
         """Return the answers to tasks whose prompt and answer fit the model's positions."""

@@ -291,7 +291,7 @@ def read_membership(home: Home) -> Paper | None:
     try:
         if not home.has_swarm:
             return None
-        chain = home.membership().open()
+        chain = home.membership().open_chain()
     except HomeError as error:
         return Paper(None, str(error))
     if isinstance(chain, Rejected):

@@ -107,7 +107,7 @@ class FactsFile(msgspec.Struct, frozen=True):
     facts: StoredFacts
 
 
-def stored_facts(facts: Facts) -> StoredFacts:
+def to_stored(facts: Facts) -> StoredFacts:
     """Return the facts to write."""
     probe_result, card = facts.probe, facts.card
     return StoredFacts(

@@ -72,7 +72,7 @@ def check_addresses(
 
 async def try_addresses(addresses: Sequence[str]) -> list[DialAttempt]:
     """Try a connection to each of these addresses, at most eight of them."""
-    return await attempt_all(circuit.dial_addresses(addresses), knock, _MOST_TRIED)
+    return await attempt_all(circuit.dialable_addresses(addresses), knock, _MOST_TRIED)
 
 
 async def try_stored(peers: Sequence[KnownPeer]) -> list[TriedRow]:

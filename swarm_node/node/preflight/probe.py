@@ -219,12 +219,12 @@ def _look(first: int, cards: int) -> Answer:
         torch.cuda.get_device_capability(first),
         products,
         [torch.cuda.mem_get_info(index) for index in range(first, min(first + cards, gpus))],
-        _sharing_error(first) if products else "nothing was computed",
+        _check_sharing(first) if products else "nothing was computed",
         fault,
     )
 
 
-def _sharing_error(gpu: int) -> str:
+def _check_sharing(gpu: int) -> str:
     """Let another process map a MiB of the GPU and add up its bytes."""
     import torch
 

@@ -54,7 +54,7 @@ class RightAnswers(NamedTuple):
     is_list: bool
 
     @property
-    def is_refused(self) -> bool:
+    def has_too_many_failures(self) -> bool:
         """Check that too many fail."""
         return self.failed_count > MOST_FAILED * self.known_count
 
@@ -134,7 +134,7 @@ def verdict_on(answers: RightAnswers, accept: bool) -> Said | None:
         text += f"; and {extra_count:,} more"
     remedy = "a model that learns them gets no reward: correct "
     remedy += "these lines" if answers.is_list else "answer(), reference_completion() or score()"
-    if not answers.is_refused:
+    if not answers.has_too_many_failures:
         return Said("answers", "warning", text, remedy)
     if answers.is_list:
         remedy += ", or take another scoring or template (environment.options)"

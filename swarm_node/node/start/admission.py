@@ -51,7 +51,7 @@ def of_model(settings: Settings, model: Model, trial: Tried, checkpoints: Path) 
     yield Check("checkpoints", partial(_check_newest, checkpoints, rank, base))
 
 
-def refusing_findings(checks: Iterable[Check]) -> Iterator[Finding]:
+def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
     """The findings of the checks that refuse a start."""
     for check in checks:
         try:

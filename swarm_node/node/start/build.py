@@ -140,7 +140,7 @@ def parts_of_home(
         "metrics": metrics,
         "history": Ring(metrics.read()),
         "office": home,
-        "block_list": Blocks(home).covered_keys,
+        "block_list": Blocks(home).blocked_keys,
         "names": followed_names(home).now,
         "knock": knock,
         "reach": reach,

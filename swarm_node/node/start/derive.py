@@ -1,5 +1,5 @@
 """Settings of a start, resolved once (`resolve_start`), and their translation into those of the
-components: the only place for both. Pure, but for `resume_adapters`, which reads what the newest
+components: the only place for both. Pure, but for `with_stored_rank`, which reads what the newest
 checkpoint trains."""
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from swarm_node.policy.training.update.settings import Published, TrainerSetting
 _MOST_DRAWN = 16
 
 
-def resume_adapters(settings: Settings, checkpoints: Path) -> Settings:
+def with_stored_rank(settings: Settings, checkpoints: Path) -> Settings:
     """Return `settings` with the adapters of the newest checkpoint, unless the user set otherwise.
     A GPU with less free memory than last time must not end a training run that has begun."""
     rank = stored_rank(checkpoints)
@@ -81,7 +81,7 @@ def resolve_start(
     Raises:
         ModelError, ConfigError: see `fit`.
     """
-    going_on = resume_adapters(user_settings, home.checkpoints)
+    going_on = with_stored_rank(user_settings, home.checkpoints)
     model_settings = for_model(going_on, shape)
     lengths = Lengths()
     if trial is not None:

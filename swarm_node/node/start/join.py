@@ -21,8 +21,8 @@ from swarm_node.node.preflight.doctor import (
     examine_fit,
     examine_machine,
     machine_of,
+    measure_product_times,
     refuse,
-    with_product_times,
 )
 from swarm_node.node.preflight.facts import gather
 from swarm_node.node.preflight.first_lines import (
@@ -93,9 +93,11 @@ def _join(
         rows = check_rows(environment)
         screen.tell([finding_line(finding) for finding in rows.findings])
         trial = rows.completing(trial)
-    ticket = redeem_code(user_settings, home, code)
+    ticket = ticket_text_for_start(user_settings, home, code)
     # Before anything is founded or started: a download may take long and may be interrupted.
-    start, model = _admit(user_settings, sources.origins(), home, ticket, trial, screen)
+    start, model = _load_fitting_model(
+        user_settings, sources.origins(), home, ticket, trial, screen
+    )
     with home.lock(), home.using_database():
         membership, founded = belong(ticket, home)
         keep_log(Journal(home.log, MAX_LOG_BYTES))
@@ -125,7 +127,7 @@ def _require(checks: Iterable[Check]) -> None:
         check.run()
 
 
-def _admit(
+def _load_fitting_model(
     user_settings: Settings,
     origins: Mapping[str, str],
     home: Home,
@@ -151,7 +153,7 @@ def _admit(
     starts: list[Resolved] = []
 
     def admit(shape: ModelConfig) -> None:
-        timed_facts = with_product_times(facts, user_settings, shape)
+        timed_facts = measure_product_times(facts, user_settings, shape)
         machine = machine_of(timed_facts, user_settings)
         start = resolve_start(user_settings, origins, home, addresses, shape, machine, trial)
         check_disk(facts.home, shape, start.fit, facts.disk)
@@ -162,13 +164,13 @@ def _admit(
         screen.tell([*remembered_lines(origins)])
         starts.append(start)
 
-    def on_told(event: Told) -> None:
+    def on_event(event: Told) -> None:
         home.create()  # it may have the cache of the download, and only its owner may read it
         if isinstance(event, Download):
             downloads.append(event)
         screen.tell([told_line(event)])
 
-    directory = resolve(user_settings.model, admit, on_told)
+    directory = resolve(user_settings.model, admit, on_event)
     if not downloads and user_settings.model not in SHIPPED:
         screen.tell(
             [Line("download", f"nothing, the model is in {directory}", {"files": 0, "size": 0})]
@@ -271,7 +273,7 @@ def _ticket_addresses(home: Home, ticket: str | None) -> Sequence[str]:
     return [*home.bootstraps(), *filter(None, [home.coordinator()])]
 
 
-def redeem_code(settings: Settings, home: Home, code: str | None) -> str | None:
+def ticket_text_for_start(settings: Settings, home: Home, code: str | None) -> str | None:
     """Return the text of the ticket for this start: that of `settings`, or one that a coordinator
     gives for `code` if this home belongs to no swarm yet. A service starts with the same command
     every time, so later starts ignore the code.

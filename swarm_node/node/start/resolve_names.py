@@ -68,7 +68,7 @@ def remembering(sources: Sources) -> Iterator[None]:
             key
             for key, value in home_values.items()
             # "model" and "home" are words of many an error.
-            if ("." in key and key in message) or any(_quotes_in_error(message, value))
+            if ("." in key and key in message) or any(_are_quoted(message, value))
         ]
         if not keys:
             raise
@@ -85,7 +85,7 @@ def _remedy(home: Path, keys: Sequence[str]) -> str:
     return forgetting(home, keys)
 
 
-def _quotes_in_error(message: str, value: object) -> Iterator[bool]:
+def _are_quoted(message: str, value: object) -> Iterator[bool]:
     """Take each text in a setting's value. Yield True if the error `message` quotes it, else
     False."""
     inner = value.values() if isinstance(value, Mapping) else value

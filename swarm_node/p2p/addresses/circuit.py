@@ -49,7 +49,7 @@ def complete_circuits(addresses: Iterable[str], peer_id: str) -> list[str]:
     return [str(Circuit(c.address, c.relay, peer_id)) if c else text for text, c in pairs]
 
 
-def state_addresses(addresses: Iterable[str]) -> list[str]:
+def advertised_addresses(addresses: Iterable[str]) -> list[str]:
     """Return a node's addresses as it states them: circuits first, without its id."""
     pairs = [(text, parse(text)) for text in addresses]
     circuits = [str(Circuit(c.address, c.relay, "")) for _, c in pairs if c]
@@ -62,7 +62,7 @@ def fit_heartbeat(addresses: Iterable[str]) -> tuple[str, ...]:
     selection: list[str] = []
     left = MAX_HEARTBEAT_ADDRESS_CHARS
     room = {True: 2, False: 2}
-    for address in state_addresses(addresses):
+    for address in advertised_addresses(addresses):
         kind = address.endswith(_CIRCUIT)
         if room[kind] and len(address) <= min(left, MAX_ADDRESS_CHARS):
             selection.append(address)
@@ -71,7 +71,7 @@ def fit_heartbeat(addresses: Iterable[str]) -> tuple[str, ...]:
     return tuple(selection)
 
 
-def dial_addresses(addresses: Iterable[str]) -> list[str]:
+def dialable_addresses(addresses: Iterable[str]) -> list[str]:
     """Return the addresses to dial: for a circuit, that of its relay."""
     pairs = ((text, parse(text)) for text in addresses)
     return [circuit.address if circuit else text for text, circuit in pairs]

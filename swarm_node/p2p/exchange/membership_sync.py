@@ -110,7 +110,7 @@ class MembershipSync:
         """Ask a delegate for a renewal in the last third of this node's membership."""
         me = self._credentials.me()
         if isinstance(me, Rejected):
-            if self._note_change(me.reason):
+            if self._note_state(me.reason):
                 remedy = advice(Cause(of_reason(me.reason)))
                 _log.error("this node is not a member", reason=me.reason, remedy=remedy)
             return
@@ -126,10 +126,10 @@ class MembershipSync:
                 return
             self._asker.reject(rejection, peer.peer_id)
         days = round(max(0.0, me.until - self._clock.wall()) / 86_400, 1)
-        if self._note_change("ends soon", days):
+        if self._note_state("ends soon", days):
             _log.warning("this node's membership expires soon", days=days)
 
-    def _note_change(self, state: str, days: float = 0.0) -> bool:
+    def _note_state(self, state: str, days: float = 0.0) -> bool:
         old_state, self._last_state = self._last_state, (state, days)
         return old_state != self._last_state
 

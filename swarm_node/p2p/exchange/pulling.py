@@ -99,7 +99,9 @@ class Puller:
         free = slots(None) - self._pulling.total()
         if free <= 0:
             return 0
-        return min(free, self._directory.count_offered(self._slots_left(slots), self._clock.now()))
+        return min(
+            free, self._directory.offered_count(self._make_slots_left(slots), self._clock.now())
+        )
 
     async def pull(self, slots: Callable[[str | None], int], version: int) -> VerifiedGroup | None:
         """Draw one offer at random, pull the group and verify it. Return None if there is no offer,
@@ -107,11 +109,11 @@ class Puller:
         while True:
             now = self._clock.now()
             offer = self._directory.draw_offer(
-                self._rng, self._slots_left(slots), self._members.issuer, now
+                self._rng, self._make_slots_left(slots), self._members.issuer, now
             )
             if offer is None:
                 return None
-            if self._effort.has_left(offer.author, now) and self._traffic.pulls(
+            if self._effort.has_budget(offer.author, now) and self._traffic.pulls(
                 offer.author, now, offer.size
             ):
                 break
@@ -124,7 +126,7 @@ class Puller:
             if not self._pulling[offer.author]:
                 del self._pulling[offer.author]
 
-    def _slots_left(self, slots: Callable[[str | None], int]) -> Callable[[str], int]:
+    def _make_slots_left(self, slots: Callable[[str | None], int]) -> Callable[[str], int]:
         return lambda author: slots(author) - self._pulling[author]
 
     async def _list(self, peer: Peer, limit: int) -> int | None:
@@ -178,7 +180,7 @@ class Puller:
     async def _pull(self, offer: Offer, version: int) -> VerifiedGroup | None:
         if self._verifier.check_replay(offer.author, offer.epoch, offer.seq) is not None:
             return None  # admitted, or outside the replay window, since it was listed
-        if self._asker.count_former_member(offer.author):
+        if self._asker.reject_former_member(offer.author):
             return None
         request = wire.pack(wire.PullRequest(id=offer.id))
         for peer in self._holders(offer):
@@ -201,7 +203,7 @@ class Puller:
                 if result.reason == "unscored":  # this machine may score it later
                     self._directory.give_back(offer)
                 return None
-            if self._asker.count_former_member(offer.author):  # while it was scored
+            if self._asker.reject_former_member(offer.author):  # while it was scored
                 return None
             author = self._directory.get(offer.author)
             if author is not None:

@@ -76,7 +76,7 @@ class Asker:
         """Send one request to a member, after a greeting if needed. A failure is counted, and None
         is returned. `stated_by` is the peer that stated `max_reply`, None if the protocol sets
         it."""
-        if self.count_former_member(peer.peer_id):
+        if self.reject_former_member(peer.peer_id):
             return None
         try:
             async with asyncio.timeout(seconds if peer.is_greeted else seconds + _REQUEST_SECONDS):
@@ -102,7 +102,7 @@ class Asker:
             _log.debug("unreachable", peer=peer.peer_id, protocol=protocol, error=str(error))
             return None
         peer.record_answer(self._clock.now())
-        self._directory.failures.record_answer(peer.peer_id)
+        self._directory.failures.forget_refusals(peer.peer_id)
         return reply
 
     async def _send(self, peer: Peer, protocol: str, payload: bytes, max_reply: int) -> bytes:
@@ -164,7 +164,7 @@ class Asker:
         now = self._clock.now()
         return await self.greet(self._directory.get(peer_id) or Peer(peer_id, now))
 
-    def count_former_member(self, peer_id: str) -> bool:
+    def reject_former_member(self, peer_id: str) -> bool:
         """Check for a former member, and count it."""
         result = self._members.check(peer_id)
         if isinstance(result, Member) or result.reason == "unknown_member":
@@ -179,7 +179,7 @@ class Asker:
         _log.debug("rejected", reason=rejection.reason, detail=rejection.detail, peer=peer_id)
         if peer_id is None:
             return
-        seconds = self._directory.count_refusal(peer_id, rejection.reason, self._clock.now())
+        seconds = self._directory.record_rejection(peer_id, rejection.reason, self._clock.now())
         if seconds:
             self._transport.sever(peer_id, seconds)
 

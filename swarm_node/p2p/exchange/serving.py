@@ -62,7 +62,7 @@ Body = TypeVar("Body", bound=wire.Body)
 
 def hello_body(kind: type[Hello], credentials: Credentials, transport: Transport) -> Hello:
     """This node's greeting, with up to eight of its addresses that are short enough."""
-    own_addresses = circuit.state_addresses(transport.addresses())
+    own_addresses = circuit.advertised_addresses(transport.addresses())
     addresses = [a for a in own_addresses if len(a) <= wire.MAX_ADDRESS_CHARS]
     return kind(
         chain=credentials.chain,
@@ -126,7 +126,7 @@ class Server:
         """Answer a request if the caller's budget allows it, and charge the reply."""
         self._allow(caller)
         reply = await handler(caller, payload)
-        self.charge_sent(caller, len(reply))
+        self.charge_reply(caller, len(reply))
         return reply
 
     async def _hello(self, caller: str, payload: bytes) -> bytes:
@@ -143,7 +143,7 @@ class Server:
                 refused_caller(caller, name, member, self._clock.wall()), now
             )
             raise NO_MEMBER.error(with_seconds(member.reason, member.seconds))
-        self._directory.failures.record_admission(caller)
+        self._directory.failures.forget_refused_caller(caller)
         self._revoked_callers.pop(caller, None)
         self._members.note(caller, hello.revoked, hello.secret)
         peer = self._directory.meet(caller, now)
@@ -256,11 +256,11 @@ class Server:
             return False
         return True
 
-    def charge_sent(self, caller: str, size: int) -> None:
+    def charge_reply(self, caller: str, size: int) -> None:
         """See `TableGate`."""
-        self._traffic.charge_sent(caller, self._clock.now(), size)
+        self._traffic.charge_reply(caller, self._clock.now(), size)
 
-    def count_refused(self, caller: str) -> None:
+    def count_refusal(self, caller: str) -> None:
         """See `TableGate`."""
         self._turn_away(caller, "unknown_member")
 
@@ -308,6 +308,6 @@ def refuse(
     """Count a fault of a request, in total and against the caller. Cut the caller's link if no
     honest program sends such a request."""
     counts[rejection.reason] += 1
-    seconds = directory.count_refusal(caller, rejection.reason, now)
+    seconds = directory.record_rejection(caller, rejection.reason, now)
     if blame_of(rejection.reason) is Blame.VIOLATION:
         transport.sever(caller, seconds or _STRANGER_SECONDS)

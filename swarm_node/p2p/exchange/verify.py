@@ -129,7 +129,9 @@ class GroupVerifier:
             try:
                 self._windows.restore(row.author, row.epoch, row.high, row.bitmap)
             except ValueError:
-                storage.count_damaged(f"groups of {row.author} are refused until it starts again")
+                storage.record_damaged_row(
+                    f"groups of {row.author} are refused until it starts again"
+                )
 
     @property
     def turns(self) -> int:
@@ -148,7 +150,7 @@ class GroupVerifier:
         if self._elsewhere(*place) or entry.turns != self._criteria.turns:
             # The author broke no rule and cost nothing: it may be about to upgrade.
             return Rejected("elsewhere", f"{entry.environment} {entry.version} {entry.family}")
-        return self._criteria.sizes.check_announced(entry.completions, entry.size)
+        return self._criteria.sizes.check_announced_size(entry.completions, entry.size)
 
     def accepts_tokens(self, group: RolloutGroup) -> bool:
         """Check that nodes with the same model would accept the token ids of an own group."""
@@ -190,9 +192,9 @@ class GroupVerifier:
         return await self._admit(verified_group, offer, blob)
 
     async def rescore(self, group: VerifiedGroup) -> VerifiedGroup | None:
-        """Return a stored group. The observations of multi-turn rollouts are derived again, because
-        they are not stored. Return None if the group would be refused now: the environment may have
-        gained or lost its turns."""
+        """Check a stored group again. The observations of multi-turn rollouts are derived again,
+        because they are not stored. Return None if the group would be refused now: the environment
+        may have gained or lost its turns."""
         if self._multi_turn is None:
             return (
                 None
@@ -269,7 +271,7 @@ class GroupVerifier:
             completion.token_ids.size if same_model else self._length(completion)
             for completion in group.completions
         ]
-        rejection = self._criteria.sizes.check_pulled(lengths)
+        rejection = self._criteria.sizes.check_completion_lengths(lengths)
         return self._check_tokens(group) if rejection is None and same_model else rejection
 
     def _length(self, completion: Completion) -> int:

@@ -197,7 +197,7 @@ class Traffic:
         """Check for a flood: the peer continued after more refusals than an honest peer would."""
         return not self._tolerance.take(peer, now)
 
-    def charge_sent(self, peer: str, now: float, size: int) -> None:
+    def charge_reply(self, peer: str, now: float, size: int) -> None:
         """Charge a reply of `size` bytes."""
         self._bytes_out.charge(self._issuer(peer), peer, now, size)
 
@@ -243,7 +243,7 @@ class Effort:
         """Add the time for a group of `peer`."""
         self._peers.add(seconds, now, self._issuer(peer), peer)
 
-    def has_left(self, peer: str, now: float) -> bool:
+    def has_budget(self, peer: str, now: float) -> bool:
         """Check that another group of `peer` may be scored. One peer may use as much time as the
         own groups that its groups replace, all peers together twice as much. If its issuer's
         members had a large share, part of that time is kept for other issuers."""

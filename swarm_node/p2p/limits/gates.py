@@ -55,7 +55,7 @@ class SizeGate:
         turns of up to `max_new_tokens` tokens."""
         return cls(LARGER * group_size, LONGER * max_new_tokens * turns)
 
-    def check_announced(self, completions: int, size: int) -> Rejected | None:
+    def check_announced_size(self, completions: int, size: int) -> Rejected | None:
         """Check the announced number of completions and sealed bytes. Return the reason for not
         pulling the group, None if it may be pulled."""
         if completions > self.completions:
@@ -65,7 +65,7 @@ class SizeGate:
             return Rejected("too_long", f"{size} bytes in {completions} completions")
         return None
 
-    def check_pulled(self, lengths: Sequence[int]) -> Rejected | None:
+    def check_completion_lengths(self, lengths: Sequence[int]) -> Rejected | None:
         """Check the `lengths` of the answers in tokens. Return the reason of a refusal, None if
         there is none."""
         if len(lengths) > self.completions:

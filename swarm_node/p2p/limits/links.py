@@ -119,7 +119,7 @@ def surplus(places: Sequence[LinkPlace], limit: int) -> list[int]:
     return indices
 
 
-def choose_crowded(sites: Sequence[str], arriving: str) -> int | None:
+def choose_connection_to_drop(sites: Sequence[str], arriving: str) -> int | None:
     """Choose the connection that makes room for one from the site `arriving`, None if there is
     room. `sites` are those of connections before their handshake, the oldest first. A site at its
     limit loses its oldest; if all places are taken, the site with the most does."""

@@ -157,7 +157,7 @@ class Members:
         self._chains: Recent[tuple[bytes, bytes], tuple[bytes, ...]] = Recent(MAX_MEMBERS)
         self._issuer = functools.lru_cache(_MAX_ISSUERS)(verify_issuer)
         self._open = functools.lru_cache(2 * MAX_MEMBERS)(self._open_chain)
-        self._read = functools.lru_cache(MAX_MEMBERS)(self._hear_presence)
+        self._read = functools.lru_cache(MAX_MEMBERS)(self._open_presence)
 
     def admit(self, chain: tuple[bytes, ...], peer_id: str) -> Member | Rejected:
         """Check the chain that `peer_id` presents, and remember it as a member. The reasons are
@@ -318,7 +318,7 @@ class Members:
     def dismiss(self) -> list[str]:
         """Forget former members. Return their peer ids, and those that the list named since the
         last call: this node may hold groups of a peer that it has not met since its start."""
-        former_ids = self._find_former()
+        former_ids = self._find_former_members()
         for peer_id in former_ids:
             self._former[peer_id] = self._entries[peer_id].member
             self._forget(peer_id)
@@ -326,7 +326,7 @@ class Members:
         self._new_revocations = set()
         return sorted(revoked_ids.union(former_ids))
 
-    def _find_former(self) -> list[str]:
+    def _find_former_members(self) -> list[str]:
         """Find former members. All members are checked only if a list changed, if an earlier
         claim displaces one, if a membership has ended, or if the clock was set back."""
         state, now = (
@@ -353,7 +353,7 @@ class Members:
         if rejection is not None:
             return rejection
         issuer, subject = member.admitted_by, member.body.subject
-        if self._claims.has_claim(issuer, subject) and not self._claims.stays(issuer, subject):
+        if self._claims.has_use(issuer, subject) and not self._claims.stays(issuer, subject):
             return Rejected("used_up", "its ticket was used for another key first")
         return None
 
@@ -376,7 +376,7 @@ class Members:
             has_changed = self._claims.meet(key, uses, subject, min(now, met_ms))
         if has_changed and self._keeper is not None:
             self._keeper.save(_ADMITTED, msgpack.packb(self._claims.rows()))
-        if self._claims.has_claim(key, subject):
+        if self._claims.has_use(key, subject):
             self._chains[key, subject] = member.chain
         if not self._claims.stays(key, subject):
             return Rejected("used_up", f"its issuer may admit {uses}")
@@ -447,7 +447,7 @@ class Members:
         bodies = open_chain(chain, self._swarm, public_key_of(peer_id), self._issuer)
         return bodies if isinstance(bodies, Rejected) else Member(peer_id, *bodies, chain)
 
-    def _hear_presence(self, presence: bytes) -> Heard | Rejected:
+    def _open_presence(self, presence: bytes) -> Heard | Rejected:
         record = wire.unpack(wire.Presence, presence, max_bytes=wire.MAX_PRESENCE_BYTES)
         if isinstance(record, Rejected):
             return record

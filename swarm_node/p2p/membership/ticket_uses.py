@@ -75,7 +75,7 @@ class TicketUses:
         of = self._issuers.get(issuer)
         return of is None or subject in of.stays
 
-    def has_claim(self, issuer: bytes, subject: bytes) -> bool:
+    def has_use(self, issuer: bytes, subject: bytes) -> bool:
         """Check that this subject has a claim."""
         of = self._issuers.get(issuer)
         return of is not None and subject in of.met_times

@@ -303,7 +303,7 @@ class FailureLog:
         for key in [key for key in self._failures if key[0] == peer_id]:
             del self._failures[key]
 
-    def record_answer(self, peer_id: str) -> None:
+    def forget_refusals(self, peer_id: str) -> None:
         """Forget the refusals of a peer that answers a request. Its clock may still differ: the
         times that it signs tell that."""
         for key in [key for key in self._failures if key[0] == peer_id]:
@@ -316,7 +316,7 @@ class FailureLog:
             if self._failures[key].cause.code == "clock":
                 del self._failures[key]
 
-    def record_connection(self, peer_id: str, address: str) -> None:
+    def forget_address_failures(self, peer_id: str, address: str) -> None:
         """Forget the failures of this address."""
         self._failures.pop((peer_id, address), None)
 
@@ -325,7 +325,7 @@ class FailureLog:
         self.refusals[cause.code] += 1
         _count(self._refused_callers, cause.peer, cause, now)
 
-    def record_admission(self, peer_id: str) -> None:
+    def forget_refused_caller(self, peer_id: str) -> None:
         """Forget that this caller was refused."""
         self._refused_callers.pop(peer_id, None)
 
@@ -336,7 +336,7 @@ class FailureLog:
             current_causes.append(Cause("link_down"))
         return sorted(current_causes, key=severity)
 
-    def refused_lately(self, now: float) -> list[Cause]:
+    def recent_refusals(self, now: float) -> list[Cause]:
         """Return whom this node refused lately, the most serious first."""
         return sorted(_fresh(self._refused_callers.values(), now), key=severity)
 

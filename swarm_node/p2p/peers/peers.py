@@ -94,7 +94,7 @@ class Peer:
             self.record_failure(now)
 
     def record_failure(self, now: float) -> None:
-        """Ask the peer nothing until it answers a retry."""
+        """Record that the peer failed: it is asked nothing until it answers a retry."""
         self.retry.record_failure(now)
         if self.retry.failures > 1:  # after a single lost message no new greeting is needed
             self.is_greeted = False
@@ -160,14 +160,14 @@ class Directory:
         """Drop a former member, with its offers."""
         self._peers.pop(peer_id, None)
 
-    def count_refusal(self, peer_id: str, reason: str, now: float) -> float:
+    def record_rejection(self, peer_id: str, reason: str, now: float) -> float:
         """Count a refusal of a message from `peer_id`. Return for how many seconds its link must be
         cut, 0 if it stays."""
         peer = self._peers.get(peer_id)
         if peer is None:
             return 0.0
         peer.rejected[reason] += 1
-        blame = peer.standing.count_refusal(reason, now)
+        blame = peer.standing.penalize_rejection(reason, now)
         if now < peer.standing.off_until:
             peer.offers.clear()
             self.recall(peer_id, peer.standing)
@@ -177,7 +177,7 @@ class Directory:
         """Restore the standing of a peer that was dropped, even if the peer itself is forgotten."""
         self._standings[peer_id] = standing
 
-    def dropped_standings(self) -> dict[str, Standing]:
+    def suspended_standings(self) -> dict[str, Standing]:
         """The standings of all peers that were dropped once, the latest last."""
         return dict(self._standings)
 
@@ -291,7 +291,7 @@ class Directory:
                 (other_peers if peer.partner_since is None else partners).append(peer)
         return partners, other_peers
 
-    def count_offered(self, slots: Callable[[str], int], now: float) -> int:
+    def offered_count(self, slots: Callable[[str], int], now: float) -> int:
         """Count the groups that could be drawn now, at most `slots(author)` of each author."""
         return sum(
             min(len(peer.offers), max(0, slots(peer.peer_id))) for peer in self._offering(now)

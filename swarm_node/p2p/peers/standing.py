@@ -50,7 +50,7 @@ class Standing:
     #: Factor of a coordinator's reputation on the weight in draws: in [LEAST_HINT, 1].
     hint: float = 1.0
 
-    def count_refusal(self, reason: str, now: float) -> Blame:
+    def penalize_rejection(self, reason: str, now: float) -> Blame:
         """Count a refusal, and set its penalty."""
         blame = blame_of(reason)
         if blame is Blame.NONE:
@@ -65,7 +65,7 @@ class Standing:
             self.cut_until = self.off_until
         return blame
 
-    def count_useful(self) -> None:
+    def count_useful_group(self) -> None:
         """Count a useful group."""
         self._count(useful_count=1.0)
         self.strikes = 0

@@ -50,7 +50,7 @@ async def knock(ip: str, port: int, peer_id: str, seconds: float = KNOCK_SECONDS
             length = int.from_bytes(await reader.readexactly(2), "big")
             if length > _MAX_MESSAGE:
                 return "other"
-            public_key = handshake.prove_key(await reader.readexactly(length))
+            public_key = handshake.verify_key(await reader.readexactly(length))
             return "open" if public_key == public_key_of(peer_id) else "other"
     except TimeoutError:
         return "timeout" if writer is None else "silent"
@@ -74,7 +74,7 @@ class Handshake:
         for part in (b"", self.first, b""):  # the prologue, the key, the payload
             self._mix_hash(part)
 
-    def prove_key(self, message: bytes) -> bytes | None:
+    def verify_key(self, message: bytes) -> bytes | None:
         """Return the Ed25519 key that the second message proves, None if it proves none."""
         ephemeral_key, rest = message[:_KEY], message[_KEY:]
         try:

@@ -69,10 +69,10 @@ class Probed(msgspec.Struct, frozen=True):
         """True if the member found a port open, and a stranger that tried did too. None if the
         member tried no port."""
         outcomes = [outcome for outcome in self.outcomes.values() if outcome != "untried"]
-        return "open" in outcomes and not self.is_open_to_acquaintances if outcomes else None
+        return "open" in outcomes and not self.is_open_only_to_acquaintances if outcomes else None
 
     @property
-    def is_open_to_acquaintances(self) -> bool:
+    def is_open_only_to_acquaintances(self) -> bool:
         """True if the member could connect, and a stranger could not."""
         return "open" in self.outcomes.values() and self.stranger not in ("open", "untried")
 
@@ -186,7 +186,7 @@ def nat_kind(probes: Iterable[Probed], ports: Sequence[int]) -> Nat:
     votes = [bool(probe.is_open) for probe in evidence]
     if 2 * sum(votes) >= len(votes):
         return "open" if all(votes) else "unknown"
-    if any(probe.is_open_to_acquaintances for probe in evidence):
+    if any(probe.is_open_only_to_acquaintances for probe in evidence):
         return "address"
     seen_ports = {site(probe.at): probe.seen_port for probe in evidence}
     kept_ports = set(seen_ports.values()) & set(ports)

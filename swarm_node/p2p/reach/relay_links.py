@@ -91,7 +91,7 @@ class Relays:
                 raise
         return await self._inner.request(relay, protocol, payload, max_reply=max_reply)
 
-    async def join(self, relay: str, address: str, patience: float) -> bool:
+    async def connect(self, relay: str, address: str, patience: float) -> bool:
         """Connect to a relay. Return True if it is connected and a known member. All its addresses
         are dialled, because the peer that named it may use another version of IP than this node."""
         if not await self._inner.is_connected(relay):
@@ -185,7 +185,9 @@ class Relays:
 
     async def _take(self, relay: str, address: str) -> bool:
         """Try a candidate. Return True if it relays for this node."""
-        is_accepted = await self.join(relay, address, DIAL_SECONDS) and await self._answers(relay)
+        is_accepted = await self.connect(relay, address, DIAL_SECONDS) and await self._answers(
+            relay
+        )
         if not is_accepted:
             self._record_failure(relay)
         return is_accepted

@@ -186,7 +186,7 @@ class Replays:
         self._askers: Recent[str, tuple[OrderedDict[bytes, int], int]] = Recent(_ASKERS)
         self._strangers: Recent[bytes, None] = Recent(_STRANGERS_NONCES)
 
-    def check_request(
+    def admit_request(
         self, asker: str, member: bool, body: Request, wall: float
     ) -> Rejected | None:
         """Check a request at the Unix second `wall`, and remember it if it is new. Return the
@@ -231,11 +231,11 @@ class Answered:
                     member.decode(), bytes.fromhex(nonce.decode()), int(issued_ms)
                 )
 
-    def check_request(
+    def admit_request(
         self, asker: str, member: bool, body: Request, wall: float
     ) -> Rejected | None:
-        """See `Replays.check_request`."""
-        rejection = self._replays.check_request(asker, member, body, wall)
+        """See `Replays.admit_request`."""
+        rejection = self._replays.admit_request(asker, member, body, wall)
         if rejection is None and self._journal is not None:
             author = asker if member else ""
             try:
@@ -296,7 +296,7 @@ class Target:
         asker, body = request.asker, request.body
         if asker in self._severed_peers:
             raise CUT_OFF.error()
-        rejection = self._replays.check_request(
+        rejection = self._replays.admit_request(
             asker, self._is_member(asker), body, self._clock.wall()
         )
         if rejection is not None:

@@ -126,7 +126,7 @@ class _Charge:
         self.reserved_bytes, self.reserved_at = size, self.now()
         return self.traffic.reserves(self.asker, self.reserved_at, size)
 
-    def charge_sent(self, size: int) -> None:
+    def record_forwarded(self, size: int) -> None:
         """Count forwarded bytes."""
         self.reserved_bytes -= size
         self.totals.bytes += size
@@ -174,14 +174,14 @@ class Relaying:
         """Tell a connected member whether this node forwards requests to it."""
         self._admit(caller)
         if not self._keepers.take(caller, self._clock.now()):
-            self._record_flood(caller)
+            self._refuse_flood(caller)
         return b""
 
     async def route(self, caller: str, payload: bytes) -> Onward:
         """Choose the target of a sealed request. The received bytes are passed on unchanged."""
         self._admit(caller)
         if not self._askers.asks(caller, self._clock.now(), guest=False):
-            self._record_flood(caller)
+            self._refuse_flood(caller)
         request = open_request(payload, self._swarm_id)
         if isinstance(request, Asked) and request.asker != caller:
             request = Rejected("author", "a request that another peer sealed")
@@ -203,13 +203,13 @@ class Relaying:
             leave()
             raise self._refusal("rate", RATE.error())
         self.totals.requests += 1
-        charge.charge_sent(len(payload))
+        charge.record_forwarded(len(payload))
 
         def on_end() -> None:
             leave()
             charge.settle()
 
-        return Onward(target, RELAYED, payload, max_reply, charge.charge_sent, on_end)
+        return Onward(target, RELAYED, payload, max_reply, charge.record_forwarded, on_end)
 
     def _bears(self, asker: str, target: str) -> bool:
         """Charge one more request to a target's budget, in which each asker has a limited share."""
@@ -226,7 +226,7 @@ class Relaying:
         if self._directory.cut(caller, self._clock.now()):
             raise CUT_OFF.error()
 
-    def _record_flood(self, caller: str) -> None:
+    def _refuse_flood(self, caller: str) -> None:
         self._count(caller)
         raise self._refusal("rate", RATE.error())
 

@@ -83,7 +83,7 @@ class Usage:
         """Return a handler that counts what members ask and get. Strangers have any number of keys,
         and displace no member's counts."""
 
-        async def count_payload(peer: str, payload: bytes) -> bytes:
+        async def counting_handler(peer: str, payload: bytes) -> bytes:
             reply = await handler(peer, payload)
             if is_member(peer):
                 traffic = self._of(peer)
@@ -91,7 +91,7 @@ class Usage:
                 traffic.bytes_out += len(reply)
             return reply
 
-        return count_payload
+        return counting_handler
 
     def _of(self, peer: str) -> PeerTraffic:
         traffic = self._traffic.get(peer) or PeerTraffic()

@@ -123,7 +123,7 @@ class ReachingTransport:
         inner.serve(RELAYED, self._target(journal).answer)
         inner.serve(KEEP, self._relaying.keep)
         if lan is not None:
-            lan.screen(self._presence_time)
+            lan.screen(self._read_presence_time)
 
     def _target(self, journal: Journal | None) -> Target:
         """Build the answering end for relayed requests."""
@@ -149,7 +149,7 @@ class ReachingTransport:
         return self.mode == "serve" or (self.mode == "auto" and self._is_dialable() is True)
 
     @property
-    def forwarding_figures(self) -> Carried:
+    def forwarding_metrics(self) -> Carried:
         """Figures of this node's forwarding."""
         return self._relaying.totals
 
@@ -210,13 +210,13 @@ class ReachingTransport:
         newer_peers = (
             p
             for p in lan_records
-            if self._presence_time(lan_records[p], p)
-            > self._presence_time(dht_records.get(p, b""), p)
+            if self._read_presence_time(lan_records[p], p)
+            > self._read_presence_time(dht_records.get(p, b""), p)
         )
         return {**dht_records, **{peer: lan_records[peer] for peer in newer_peers}}
 
     async def heal(self, addresses: Sequence[str]) -> str:
-        return await self._inner.heal(circuit.dial_addresses(addresses))
+        return await self._inner.heal(circuit.dialable_addresses(addresses))
 
     def sever(self, peer: str, seconds: float) -> None:
         self._severed_peers.sever(peer, seconds)
@@ -230,7 +230,7 @@ class ReachingTransport:
 
     def connects_to(self, address: str) -> bool:
         """See `Transport.connects_to`; of a circuit, the address of its relay."""
-        return any(map(self._inner.connects_to, circuit.dial_addresses([address])))
+        return any(map(self._inner.connects_to, circuit.dialable_addresses([address])))
 
     async def is_connected(self, peer: str) -> bool:
         """Check that a link to `peer`, or to one of its relays, is open."""
@@ -302,7 +302,7 @@ class ReachingTransport:
         error = _UndeliveredError(f"no relay of {peer} can be reached: ask again later")
         for relay, address in list(way.relays.items()):
             try:
-                if await self.relays.join(relay, address, DIAL_SECONDS):
+                if await self.relays.connect(relay, address, DIAL_SECONDS):
                     return await self._ask(relay, peer, protocol, payload, max_reply)
             except _UndeliveredError as failure:
                 error = failure
@@ -353,7 +353,7 @@ class ReachingTransport:
         if await self.is_connected(target):
             return True
         return any(
-            await in_parallel(self.relays.join(*item, patience) for item in way.relays.items())
+            await in_parallel(self.relays.connect(*item, patience) for item in way.relays.items())
         )
 
     async def _upgrade(self, peer: str, way: Way) -> bool:
@@ -369,7 +369,7 @@ class ReachingTransport:
             way.upgrade.rest(now)
         return bool(punched or (way.direct and await self._inner.dial(way.direct, DIAL_SECONDS)))
 
-    def _presence_time(self, presence: bytes, peer: str) -> int:
+    def _read_presence_time(self, presence: bytes, peer: str) -> int:
         """Return the time of issue (Unix ms) of a presence of `peer`, -1 if it is refused."""
         record = self._members.read_presence(presence, peer)
         return -1 if isinstance(record, Rejected) else record.head.issued_ms

@@ -87,7 +87,7 @@ class MemoryNetwork:
         self._transports.pop(peer, None)
         self._links = {link for link in self._links if peer not in link}
 
-    def is_linked(self, source: str, target: str) -> bool:
+    def is_reachable(self, source: str, target: str) -> bool:
         """Check that no partition lies between two peer ids."""
         return self._group.get(source, -1) == self._group.get(target, -1)
 
@@ -97,7 +97,7 @@ class MemoryNetwork:
         return (
             source != target
             and target in self._transports
-            and self.is_linked(source, target)
+            and self.is_reachable(source, target)
             and is_visible
         )
 
@@ -140,7 +140,7 @@ class MemoryNetwork:
                 swap_index = self._rng.randrange(index, len(order))
                 order[index], order[swap_index] = order[swap_index], order[index]
             heartbeat, expires = self._heartbeats[order[index]]
-            if order[index] != reader and expires > now and self.is_linked(reader, order[index]):
+            if order[index] != reader and expires > now and self.is_reachable(reader, order[index]):
                 records[order[index]] = heartbeat
             if len(records) == MAX_FOUND:
                 break

@@ -265,7 +265,7 @@ class StreamTransport(ABC, Generic[Node]):
         self, addresses: Sequence[str], patience: float = 4.0, *, is_punch: bool = False
     ) -> int:
         node = self._running()
-        targets = await self._dial_addresses(addresses)
+        targets = await self._choose_dial_targets(addresses)
         answers = await asyncio.gather(
             *(self._connect(node, target, patience, is_punch) for target in targets)
         )
@@ -274,7 +274,7 @@ class StreamTransport(ABC, Generic[Node]):
                 self._dialing.record_answer(target)
         return sum(answers)
 
-    async def _dial_addresses(self, addresses: Sequence[str]) -> list[Address]:
+    async def _choose_dial_targets(self, addresses: Sequence[str]) -> list[Address]:
         """Choose the addresses to dial now, in a stable order."""
         candidates = {text: parse_address(text) for text in sorted(addresses)}
         targets = {t: text for text, t in candidates.items() if t and t.peer_id != self.peer_id}
@@ -415,7 +415,7 @@ class StreamTransport(ABC, Generic[Node]):
         entry = self._admission.enter(peer, not self._is_member(peer))
         if entry is None:
             writer.transport.abort()
-            self._count_refused("streams", 1)
+            self._count_over_limit("streams", 1)
             if peer in self._admission.severed_peers:
                 await self._disconnect(peer)
             return
@@ -451,7 +451,7 @@ class StreamTransport(ABC, Generic[Node]):
         finally:
             self._disconnecting.discard(peer)
 
-    def _count_refused(self, reason: str, count: int) -> None:
+    def _count_over_limit(self, reason: str, count: int) -> None:
         """Count connections, links or streams over a limit."""
         if self._gate is not None:
             self._gate.over(reason, count)

@@ -77,12 +77,12 @@ def check_size(subject: str, size: int, limit: int) -> None:
 async def answer(handler: Handler, peer: str, protocol: str, payload: bytes) -> Reply:
     """Run `handler` for one request of `peer` and turn every outcome into a reply."""
 
-    async def check_reply() -> Reply:
+    async def handle_request() -> Reply:
         reply = await handler(peer, payload)
         check_size("reply", len(reply), MAX_REPLY_BYTES)
         return Reply(reply)
 
-    return await outcome(check_reply(), peer, protocol)
+    return await outcome(handle_request(), peer, protocol)
 
 
 async def outcome(call: Awaitable[T], peer: str, protocol: str) -> T | Reply:

@@ -48,11 +48,11 @@ class TableGate(Protocol):
         """Charge a call to its caller. Return False if its budgets do not allow it."""
         ...
 
-    def charge_sent(self, caller: str, size: int) -> None:
+    def charge_reply(self, caller: str, size: int) -> None:
         """Charge an answer of `size` bytes."""
         ...
 
-    def count_refused(self, caller: str) -> None:
+    def count_refusal(self, caller: str) -> None:
         """Count a call that was refused. A caller that goes on is cut off."""
         ...
 
@@ -176,7 +176,7 @@ class Transport(Protocol):
 
     def links(self) -> Mapping[str, str]:
         """Return the peers that were connected when this node last looked, seconds ago, each with
-        the address that `seen` returns."""
+        the address that `observed_address` returns."""
         ...
 
     def connects_to(self, address: str) -> bool:

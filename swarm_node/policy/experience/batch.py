@@ -46,7 +46,7 @@ class TrainRow:
     `completion_ids` are what a policy sampled, in all turns of a multi-turn rollout. What stands
     between two turns is in `observations`: the model reads it, and it is never trained on. So
     everything that counts or weighs tokens takes `completion_ids`, and only the model's input is
-    `written_ids`.
+    `ids_after_prompt`.
 
     `logprobs` f32[T] are those of the policy that sampled the tokens. None stands for the current
     policy: the ratio is 1. `versions` i64[T] are the versions of our policy that sampled each
@@ -101,7 +101,7 @@ class TrainRow:
         """Tokens after the prompt, sampled and given."""
         return int(self.completion_ids.size) + sum(len(ids) for _, ids in self.observations)
 
-    def written_ids(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    def ids_after_prompt(self) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """All ids after the prompt, and the place of each sampled one among them."""
         if not self.observations:
             return self.completion_ids, np.arange(self.completion_ids.size)

@@ -127,7 +127,7 @@ class Probe:
     slow: float
     noise: float = 0.0
 
-    def update(self, value: float) -> Probe:
+    def with_measurement(self, value: float) -> Probe:
         """The averages with one more measurement."""
         return Probe(
             last=value,
@@ -259,7 +259,7 @@ def _adjust_allowance(state: MixtureState, value: float, settings: MixtureSettin
     the two thresholds the allowance stays (hysteresis)."""
     if state.probe is None:
         return replace(state, probe=Probe(value, value, value))
-    probe = state.probe.update(value)
+    probe = state.probe.with_measurement(value)
     fallen = probe.slow - probe.fast
     limit = max(settings.fall, settings.fall_noise * math.sqrt(probe.noise))
     allowance = state.allowance

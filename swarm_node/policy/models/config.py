@@ -119,12 +119,12 @@ class ModelConfig:
         """The class of transformers that computes it."""
         return self.family.architecture
 
-    def digest_fields(self) -> dict[str, Any]:
+    def digested_fields(self) -> dict[str, Any]:
         """The fields that a digest covers: all but those that have implied values."""
         if self.transformers is not None:
-            from swarm_node.policy.models.by_transformers.config import digest_entries
+            from swarm_node.policy.models.by_transformers.config import digested_entries
 
-            return {"transformers": digest_entries(self.transformers.text)}
+            return {"transformers": digested_entries(self.transformers.text)}
         fields = asdict(self)
         del fields["transformers"]
         if self.model_type == IMPLIED:

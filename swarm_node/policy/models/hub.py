@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.by_transformers.config import ReadingConfig, examine_directory
+from swarm_node.policy.models.by_transformers.config import ReadingConfig, read_config
 from swarm_node.policy.models.config import MAX_JSON_BYTES, ModelConfig, weight_files
 
 #: Short names. The models are instruction-tuned, follow a chat template and end their answers;
@@ -131,7 +131,7 @@ def fetch(
     """
     cached_path = _cached_path(model)
     if cached_path is not None:
-        admit(examine_directory(cached_path, notify))
+        admit(read_config(cached_path, notify))
         return cached_path
     files = _list_files(model)
     if missing_names := [name for name in _REQUIRED if name not in {file.name for file in files}]:
@@ -142,7 +142,7 @@ def fetch(
             "choose a revision with safetensors, or convert it yourself",
         )
     _check_small(model, files)
-    config = examine_directory(_download(model, ["config.json"]), notify)
+    config = read_config(_download(model, ["config.json"]), notify)
     _check_weights(model, files, config)
     admit(config)
     notify(_plan_download(model, files))

@@ -12,7 +12,7 @@ from typing import Self
 
 from swarm_node.errors import ModelError, meant
 from swarm_node.policy.models.bounds import chat_template, check_directory
-from swarm_node.policy.models.by_transformers.config import ReadingConfig, examine_directory
+from swarm_node.policy.models.by_transformers.config import ReadingConfig, read_config
 from swarm_node.policy.models.config import ModelConfig, read_json, weight_files
 from swarm_node.policy.models.gguf.file import Dequantising, Quantised, WaitingForLock, is_gguf
 from swarm_node.policy.models.hub import (
@@ -93,11 +93,11 @@ def resolve(
         model = of_hub(name)
         if model is not None:
             fetched = fetch(model, admit, notify)
-            check_directory(fetched, examine_directory(fetched))
+            check_directory(fetched, read_config(fetched))
             return fetched
     if not (path / "config.json").is_file():
         raise no_model(name, path)
-    config = examine_directory(path, notify)
+    config = read_config(path, notify)
     admit(config)
     if name not in SHIPPED:
         check_directory(path, config)
@@ -107,9 +107,9 @@ def resolve(
 def _from_gguf(
     path: Path, admit: Callable[[ModelConfig], object], notify: Callable[[Told], object]
 ) -> Path:
-    from swarm_node.policy.models.gguf.directory import dequantized_directory, read_quantization
+    from swarm_node.policy.models.gguf.directory import dequantize_to_cache, read_quantization
 
-    directory = dequantized_directory(path, admit, notify)
+    directory = dequantize_to_cache(path, admit, notify)
     check_directory(directory, ModelConfig.from_directory(directory))
     note = read_quantization(directory)
     if note is not None:
@@ -142,7 +142,7 @@ def policy_digests(path: Path) -> tuple[bytes, bytes]:
     Raises:
         ModelError: a file is missing or malformed.
     """
-    model = hashlib.sha256(_canonical(ModelConfig.from_directory(path).digest_fields()))
+    model = hashlib.sha256(_canonical(ModelConfig.from_directory(path).digested_fields()))
     for file in weight_files(path):
         model.update(_file_digest(file))
     rules = read_json(path / "tokenizer.json")

@@ -239,7 +239,7 @@ def _decide(demand: Demand, machine: Machine) -> Decision:
     _check_base(demand, machine)
     plan, ipc = None, False
     if machine.gpu is None:
-        training = _choose_unplanned(demand, job, machine)
+        training = _choose_unplanned_method(demand, job, machine)
     else:
         plan = make_plan(shape, job, machine.gpu.free)
         if plan is None:
@@ -341,7 +341,7 @@ def _lighter(demand: Demand, machine: Machine, fits: Callable[..., bool]) -> Ite
         tokens //= 2
 
 
-def _choose_unplanned(demand: Demand, job: Job, machine: Machine) -> TrainingMethod:
+def _choose_unplanned_method(demand: Demand, job: Job, machine: Machine) -> TrainingMethod:
     """Choose a CPU trainer's method: the first with which this machine's processes fit its memory,
     else the one that takes least. All weights come before adapters, as in a plan."""
     for way in unplanned_ways(job, is_small=not demand.is_pretrained):

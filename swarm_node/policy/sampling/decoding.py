@@ -198,7 +198,7 @@ class Decoder:
     def replace(self, prompts: Prompts, rows: Tensor, places: Tensor, alive: Tensor) -> Tensor:
         """Begin M sequences, m after prompt `rows[m]`, in the place of sequences `places` (i64[M]).
         Those of `alive` (bool[N]) go on. Returns the logits [M, V] of the first tokens."""
-        cache, width = self._open_cache, prompts.mask.shape[1]
+        cache, width = self._current_cache, prompts.mask.shape[1]
         slots = max(self._used_slots(alive), width)
         if width > cache.length or cache.length - slots > _WASTE * cache.length:
             cache.move(min(slots, cache.length), slots)
@@ -208,35 +208,35 @@ class Decoder:
     @property
     def full(self) -> bool:
         """Check that there is no slot for another step before `make_room`."""
-        return self._open_cache.length == self._open_cache.capacity
+        return self._current_cache.length == self._current_cache.capacity
 
     def make_room(self, alive: Tensor) -> None:
         """Have a slot for the next step of the sequences `alive` (bool[N])."""
         slots = self._used_slots(alive)
-        self._open_cache.move(slots, slots)
+        self._current_cache.move(slots, slots)
 
     def _used_slots(self, alive: Tensor) -> int:
         """Number of slots that the longest of these sequences has."""
-        positions = self._open_cache.positions[alive]
+        positions = self._current_cache.positions[alive]
         return int(positions.max()) if len(positions) else 0
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append tokens i64[N] to the sequences; the logits [N, V] of the next ones, which the next
         call overwrites."""
-        cache = self._open_cache
+        cache = self._current_cache
         if self._replaces:
-            cache.bound_positions()
+            cache.clamp_positions()
         cache.unmask()
         if cache.window is None:
             logits = _compute(tokens, cache, self.model)
         else:
-            logits = self._pad_step(tokens, cache)[: len(tokens)]
+            logits = self._run_padded_step(tokens, cache)[: len(tokens)]
         cache.advance()
         return logits
 
     def keep(self, rows: Tensor) -> None:
         """Drop every sequence but `rows` (i64[M])."""
-        self._open_cache.keep(rows)
+        self._current_cache.keep(rows)
 
     def forget(self) -> None:
         """Drop the graphs. Later steps capture new ones: other kernels will run, or at other
@@ -256,11 +256,11 @@ class Decoder:
         free_caches()
 
     @property
-    def _open_cache(self) -> KeyValueCache:
+    def _current_cache(self) -> KeyValueCache:
         assert self._cache is not None, "a batch begins with `begin`"
         return self._cache
 
-    def _pad_step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
+    def _run_padded_step(self, tokens: Tensor, cache: KeyValueCache) -> Tensor:
         """A step with the rows and slots that there is a graph for."""
         self._memory.tokens[: len(tokens)] = tokens
         rows = bucket(len(tokens), self._max_rows)

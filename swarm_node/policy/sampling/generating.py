@@ -97,7 +97,7 @@ def draw(logprobs: Tensor, uniforms: Tensor) -> Tensor:
     """Tokens i64[N] distributed as exp(logprobs[N, V]), by inversion at uniforms f64[N] in [0, 1).
 
     Summed in float64: in float32 the sum's rounding exceeds the probability of rare tokens."""
-    return _invert_shares(logprobs.exp(), uniforms)
+    return _sample_by_inversion(logprobs.exp(), uniforms)
 
 
 def draw_by_blocks(probabilities: Tensor, uniforms: Tensor) -> Tensor:
@@ -118,10 +118,10 @@ def draw_by_blocks(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     tokens = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
     is_padding = tokens >= size
     shares = probabilities.gather(1, tokens.clamp_(max=size - 1)).masked_fill_(is_padding, 0.0)
-    return tokens.gather(1, _invert_shares(shares, fraction)[:, None])[:, 0]
+    return tokens.gather(1, _sample_by_inversion(shares, fraction)[:, None])[:, 0]
 
 
-def _invert_shares(shares: Tensor, uniforms: Tensor) -> Tensor:
+def _sample_by_inversion(shares: Tensor, uniforms: Tensor) -> Tensor:
     cumulative = shares.cumsum(-1, dtype=torch.float64)
     target = (uniforms * cumulative[:, -1])[:, None]
     # The first entry above the target: a token of probability zero never is.
@@ -204,7 +204,7 @@ class _Batch:
         self._space: Tensor | None = None
 
     @property
-    def begun_rows(self) -> int:
+    def begun_count(self) -> int:
         """Number of rows that have begun."""
         return self._begun_count
 
@@ -214,7 +214,7 @@ class _Batch:
         return len(self._ended_mask)
 
     @property
-    def ended_rows(self) -> int:
+    def ended_count(self) -> int:
         """Number of places whose row has ended."""
         return int(self._ended_mask.sum())
 
@@ -400,14 +400,14 @@ def generate(
         if cancel_event.is_set():
             raise CancelledError
         tokens = batch.draw(logits)
-        ended_count = batch.ended_rows
+        ended_count = batch.ended_count
         progress.add(active_count, active_count - (batch.places - ended_count))
         active_count = batch.places - ended_count
         if native_decoder and waiting:
             if idle.due(ended_count, places):
                 new_rows = _refill(batch, waiting, native_decoder, tokens)
-                progress.add(new_rows, new_rows - (ended_count - batch.ended_rows))
-                active_count = batch.places - batch.ended_rows
+                progress.add(new_rows, new_rows - (ended_count - batch.ended_count))
+                active_count = batch.places - batch.ended_count
         else:
             indices = batch.compact(ended_count)
             if indices is not None:
@@ -423,9 +423,9 @@ def generate(
 def _refill(batch: _Batch, waiting: _Waiting, decoder: Decoder, tokens: Tensor) -> int:
     """Begin waiting rows in the free places; their first tokens go to `tokens`. Returns the number
     of rows that began."""
-    free, start = batch.free, batch.begun_rows
+    free, start = batch.free, batch.begun_count
     for prompts, rows in waiting.take(len(free)):
         places, free = free[: len(rows)], free[len(rows) :]
         logits = decoder.replace(prompts, rows, places, batch.alive)
         tokens[places] = batch.begin(places, logits)
-    return batch.begun_rows - start
+    return batch.begun_count - start

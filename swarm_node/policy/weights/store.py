@@ -65,7 +65,7 @@ _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN)
 
 
 @contextlib.contextmanager
-def _write_files(directory: Path, need: int) -> Iterator[None]:
+def _explain_write_errors(directory: Path, need: int) -> Iterator[None]:
     """Context for writing `need` bytes into `directory`.
 
     Raises:
@@ -171,7 +171,9 @@ class WeightStore:
         """
         target = self.path(version)
         temp_path = target.with_suffix(".tmp")
-        with _write_files(self.directory, sum(weight.nbytes for weight in weights.values())):
+        with _explain_write_errors(
+            self.directory, sum(weight.nbytes for weight in weights.values())
+        ):
             _save(weights, temp_path, dict(metadata) if metadata else None)
             temp_path.replace(target)
         for old_version in self.versions()[:-KEEP_VERSIONS]:
@@ -187,7 +189,7 @@ class WeightStore:
         """
         target = self.adapter_path(version)
         temp_path = target.with_suffix(".tmp")
-        with _write_files(self.directory, need):
+        with _explain_write_errors(self.directory, need):
             temp_path.mkdir(mode=0o700)
             save(temp_path)
             if target.exists():

@@ -83,6 +83,8 @@ def test_a_start_ticks_its_steps_then_draws_then_says_how_it_ended(
     with screen:
         screen.step("home")
         screen.step("trainer")
+        screen.show_complete()
+        assert "✓ trainer" in console.file.getvalue()
         asyncio.run(main())
         screen.show_end(Ended(6384, 0.8, True))
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", console.file.getvalue())

@@ -215,16 +215,16 @@ def test_damaged_machine_code_is_compiled_again(
     wasm, engine = tmp_path / "small.wasm", module._engine()
     wasm.write_bytes(wasmtime.wat2wasm(DEEP))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    module._compile_module(engine, wasm)
+    module._load_module(engine, wasm)
     file = tmp_path / "swarm-node" / "programs" / _kept()[0]
     code = file.read_bytes()
     assert "compiling its interpreter" in capfd.readouterr().err
-    module._compile_module(engine, wasm)
+    module._load_module(engine, wasm)
     assert capfd.readouterr() == ("", ""), "it was kept"
     for damaged in (code[:-1] + bytes([code[-1] ^ 1]), b""):
         (tmp_path / "damaged").write_bytes(damaged)
         (tmp_path / "damaged").replace(file)  # the old one is mapped
-        found = module._compile_module(engine, wasm)
+        found = module._load_module(engine, wasm)
         assert capfd.readouterr() == (
             "",
             "programs: compiling its interpreter, once, for about a minute\n",

@@ -47,7 +47,7 @@ class Life:
     def offer(self, count: int = 2, rewards: tuple[float, ...] = MIXED) -> None:
         """Store new own groups and admit them, as the node does."""
         storage = self.parts.storage
-        first = storage.count_published() + 1
+        first = storage.published_count() + 1
         for number in range(first, first + count):
             group = own_group(number, rewards, self.parts.trainer.version)
             storage.publish([(stored(group, storage.epoch, storage.next_seq()), None)])

@@ -159,11 +159,11 @@ async def test_a_row_says_why_a_peer_is_lost_suspended_or_disconnected(scene: Sc
     peer = directory.meet(scene.other.peer_id, now)
     assert scene.rows()[0].reason is None, "there is a link"
     for _ in range(STRIKES):
-        directory.count_refusal(peer.peer_id, "too_long", now)
+        directory.record_rejection(peer.peer_id, "too_long", now)
     why = scene.rows()[0].reason
     assert why is not None
     assert why.kind == "suspended"
-    directory.count_refusal(peer.peer_id, "hash", now + 61.0)
+    directory.record_rejection(peer.peer_id, "hash", now + 61.0)
     after = scene.rows(now + 62.0)[0].reason
     assert after is not None
     assert after.kind == "disconnected"
@@ -187,8 +187,8 @@ async def test_a_row_says_why_a_peer_is_lost_suspended_or_disconnected(scene: Sc
 async def test_rows_say_score_reasons_share_and_pause(scene: Scene) -> None:
     directory, tally = scene.own.directory, scene.shared.tally
     peer = directory.meet("a", 4.0)
-    peer.standing.count_useful()
-    directory.count_refusal("a", "hash", 10.0)
+    peer.standing.count_useful_group()
+    directory.record_rejection("a", "hash", 10.0)
     tally.trained_by.update({"me": 30, "a": 10})
     (row,) = scene.rows(20.0)
     assert (row.trained_fraction, row.rejected_by_reason, row.suspended_seconds) == (

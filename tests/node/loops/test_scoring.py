@@ -54,6 +54,6 @@ def test_what_a_peers_group_costs_is_not_the_time_that_it_waits_for_others() -> 
 def test_own_texts_are_no_peers_time_and_their_faults_count() -> None:
     tally, effort = Tally(), Effort(1.0, str)
     judging = Scoring(Queued(SplitEnvironment(create())), tally, effort, SYSTEM_CLOCK)
-    asyncio.run(judging.score_own(REF, ["7"]))
+    asyncio.run(judging.score_local(REF, ["7"]))
     assert tally.faults == {"scorer_raised": 1}
     assert tally.scoring.mean == 0.0

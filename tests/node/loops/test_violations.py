@@ -7,7 +7,7 @@ from builders import replay_settings
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.node.loops.node_parts import Shared, Tally
-from swarm_node.node.loops.peers.violations import dropped_rows, recall, watch
+from swarm_node.node.loops.peers.violations import recall, suspended_rows, watch
 from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
 from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.peers.liveness import OFFENCE
@@ -43,21 +43,21 @@ def test_who_was_cut_off_stays_so_after_a_restart_and_a_second_time_for_longer()
     before = Directory(OWN)
     before.meet("junk", 0.0)
     before.meet("honest", 0.0)
-    assert before.count_refusal("junk", "hash", 1000.0) == OFFENCE.first
-    rows = dropped_rows(before, _clock(now=1010.0, wall=5010.0))
+    assert before.record_rejection("junk", "hash", 1000.0) == OFFENCE.first
+    rows = suspended_rows(before, _clock(now=1010.0, wall=5010.0))
     assert [row.peer_id for row in rows] == ["junk"]
     after = Directory(OWN)
     recall(after, rows, _clock(now=3.0, wall=5020.0))  # ten seconds later
     assert after.cut("junk", 3.0) == OFFENCE.first - 20.0
     assert after.meet("junk", 3.0).retry_at == 3.0 + OFFENCE.first - 20.0
-    assert after.count_refusal("junk", "hash", 100.0) == 2 * OFFENCE.first
+    assert after.record_rejection("junk", "hash", 100.0) == 2 * OFFENCE.first
 
 
 def test_a_clock_that_was_set_back_cuts_nobody_off_for_ever() -> None:
     before = Directory(OWN)
     before.meet("junk", 0.0)
-    before.count_refusal("junk", "hash", 0.0)
-    rows = dropped_rows(before, _clock(now=0.0, wall=2e9))
+    before.record_rejection("junk", "hash", 0.0)
+    rows = suspended_rows(before, _clock(now=0.0, wall=2e9))
     after = Directory(OWN)
     recall(after, rows, _clock(now=0.0, wall=1e9))
     assert after.cut("junk", 0.0) == OFFENCE.ceiling
@@ -66,7 +66,7 @@ def test_a_clock_that_was_set_back_cuts_nobody_off_for_ever() -> None:
 def test_a_dropped_peer_keeps_its_standing_when_the_directory_forgets_it() -> None:
     directory = Directory(OWN, limit=2)
     directory.meet("junk", 0.0)
-    directory.count_refusal("junk", "hash", 0.0)
+    directory.record_rejection("junk", "hash", 0.0)
     for index in range(5):
         directory.meet(f"peer {index}", 1.0)
     assert directory.get("junk") is None
@@ -101,19 +101,19 @@ def test_an_author_of_most_of_what_is_trained_raises_an_alarm(shared: Shared) ->
 def test_many_refusals_of_a_peer_raise_an_alarm_that_says_why(shared: Shared) -> None:
     peer = shared.directory.meet("useless", 0.0)
     for _ in range(9):
-        shared.directory.count_refusal("useless", "too_long", 0.0)
+        shared.directory.record_rejection("useless", "too_long", 0.0)
     watch(shared, OWN, 0.0)
     assert shared.tally.alarms == {}
     for _ in range(3):
-        shared.directory.count_refusal("useless", "too_long", 0.0)
+        shared.directory.record_rejection("useless", "too_long", 0.0)
     watch(shared, OWN, 0.0)
     assert "too_long" in shared.tally.alarms["refusals"]
     for _ in range(40):
-        peer.standing.count_useful()
+        peer.standing.count_useful_group()
     watch(shared, OWN, 0.0)
     assert shared.tally.alarms == {}
     for _ in range(20):
         shared.directory.meet("elsewhere", 0.0)
-        shared.directory.count_refusal("elsewhere", "environment", 0.0)
+        shared.directory.record_rejection("elsewhere", "environment", 0.0)
     watch(shared, OWN, 0.0)
     assert shared.tally.alarms == {}, "the verdict names both environments"

@@ -27,16 +27,16 @@ def home(tmp_path: Path) -> Home:
 
 def test_a_ban_counts_at_once_and_ends_at_once(home: Home) -> None:
     running = Blocks(home)
-    assert running.covered_keys() == frozenset()
+    assert running.blocked_keys() == frozenset()
     add(home, "alice", Meant((PEER,)), 5.0)
-    assert running.covered_keys() == {PEER}
+    assert running.blocked_keys() == {PEER}
     add(home, "bob", Meant(issuer_keys=(KEY.hex(),)), 6.0)
-    assert running.covered_keys() == {PEER, KEY.hex()}
-    assert Blocks(home).covered_keys() == {PEER, KEY.hex()}, "a restart forgets none"
+    assert running.blocked_keys() == {PEER, KEY.hex()}
+    assert Blocks(home).blocked_keys() == {PEER, KEY.hex()}, "a restart forgets none"
     remove(home, "alice")
-    assert running.covered_keys() == {KEY.hex()}
+    assert running.blocked_keys() == {KEY.hex()}
     remove(home, "bob")
-    assert running.covered_keys() == frozenset()
+    assert running.blocked_keys() == frozenset()
 
 
 def test_one_is_blocked_once_and_is_found_by_the_end_of_its_id(home: Home) -> None:
@@ -63,11 +63,11 @@ def test_refusals_say_what_to_do(home: Home) -> None:
 def test_a_damaged_file_is_refused_and_a_node_keeps_its_blocks(home: Home, content: bytes) -> None:
     add(home, "alice", Meant((PEER,)), 5.0)
     running = Blocks(home)
-    assert running.covered_keys() == {PEER}
+    assert running.blocked_keys() == {PEER}
     (home.path / "blocks.json").write_bytes(content)
     with capture_logs() as logs:
-        assert running.covered_keys() == {PEER}
-        assert running.covered_keys() == {PEER}
+        assert running.blocked_keys() == {PEER}
+        assert running.blocked_keys() == {PEER}
     assert len(logs) == 1, "said once, not for every request"
     with pytest.raises(HomeError, match=r"blocks\.json"):
         block_ledger(home).entries()

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import msgspec
 
-from swarm_node.node.metrics.curve import MAX_POINTS, add, split_points
+from swarm_node.node.metrics.curve import MAX_POINTS, add, partition_by_split
 from swarm_node.node.metrics.snapshot import EvalPoint
 
 FAMILIES = {f"family_{number}": number / 9 + 1e-9 for number in range(9)}
@@ -39,7 +39,7 @@ def test_a_long_curve_keeps_its_ends_its_newest_points_and_what_the_views_name()
     assert len(recent) == 121, "the last ten minutes are whole"
     gaps = [b - a for a, b in pairwise(seconds)]
     assert max(gaps) < 4 * seconds[-1] / MAX_POINTS, "no hole"
-    before, newest = split_points(evals)
+    before, newest = partition_by_split(evals)
     assert newest[0].seconds == 5.0 * 1303, "the first point of a split"
     assert next(point.seconds for point in before if not point.isolated) == 5.0 * 701
 

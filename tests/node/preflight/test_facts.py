@@ -19,7 +19,7 @@ from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.config import load_settings
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight import facts as gathering
-from swarm_node.node.preflight.doctor import with_product_times
+from swarm_node.node.preflight.doctor import measure_product_times
 from swarm_node.node.preflight.facts import (
     Holder,
     Torch,
@@ -121,15 +121,15 @@ def test_products_are_timed_only_where_they_decide_something(tmp_path: Path) -> 
     facts = gather(Home(tmp_path), "cpu", [])
     large, small = shape_of("qwen2.5-0.5b"), shape_of("tiny")
     settings = load_settings({}, environ={})
-    assert with_product_times(facts, settings, large).products is not None
-    assert with_product_times(facts, settings, small) is facts
-    assert with_product_times(replace(facts, torch=None), settings, large).products is None
+    assert measure_product_times(facts, settings, large).products is not None
+    assert measure_product_times(facts, settings, small) is facts
+    assert measure_product_times(replace(facts, torch=None), settings, large).products is None
     chosen = load_settings({"training.dtype": "float32"}, environ={})
-    assert with_product_times(facts, chosen, large) is facts
+    assert measure_product_times(facts, chosen, large) is facts
     on_card = replace(facts, probe=Seen(Hardware(1, True)))
-    assert with_product_times(on_card, settings, large) is on_card
+    assert measure_product_times(on_card, settings, large) is on_card
     on_cpu = load_settings({"run.device": "cpu"}, environ={})
-    assert with_product_times(on_card, on_cpu, large).products is not None
+    assert measure_product_times(on_card, on_cpu, large).products is not None
 
 
 def test_an_installation_without_torch_is_a_fact(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,8 @@ from swarm_node.node.start.derive import (
     engine_plan,
     most_rows,
     resolve_start,
-    resume_adapters,
     trainer_settings,
+    with_stored_rank,
 )
 from swarm_node.policy.memory.footprint import (
     REPLY_TOKENS,
@@ -557,7 +557,7 @@ def test_what_began_with_adapters_is_checked_as_adapters(monkeypatch: pytest.Mon
     machine = Machine(ON_CPU, 20 * GIB, None, vllm=None)
     with pytest.raises(ModelError, match="of memory"):
         fit(settings_of(training__lora_rank=0), shape, machine)
-    going_on = resume_adapters(settings, Path("checkpoints"))
+    going_on = with_stored_rank(settings, Path("checkpoints"))
     assert going_on.training.lora_rank == 16
     assert fit(going_on, shape, machine).plan is None
 
@@ -569,9 +569,9 @@ def test_a_home_that_trained_all_weights_goes_on_with_all(monkeypatch: pytest.Mo
         monkeypatch.setattr(
             "swarm_node.node.start.derive.stored_rank", lambda root, stored=stored: stored
         )
-        going_on = resume_adapters(settings_of(), Path("checkpoints"))
+        going_on = with_stored_rank(settings_of(), Path("checkpoints"))
         assert fit(going_on, shape, machine).training.lora_rank == rank
-        chosen = resume_adapters(settings_of(training__lora_rank=8), Path("checkpoints"))
+        chosen = with_stored_rank(settings_of(training__lora_rank=8), Path("checkpoints"))
         assert fit(chosen, shape, machine).training.lora_rank == 8
 
 

@@ -26,7 +26,7 @@ from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, examine, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, Torch
-from swarm_node.node.preflight.facts_file import FactsFile, read_facts, stored_facts
+from swarm_node.node.preflight.facts_file import FactsFile, read_facts, to_stored
 from swarm_node.node.preflight.probe import Answer, Seen, classify
 from swarm_node.node.start.derive import resolve_start, trainer_settings
 from swarm_node.policy.placement import Precision, ProductTimes
@@ -153,7 +153,7 @@ def test_plan_says_what_join_does_of_a_machine_in_a_file(
     file, run = tmp_path / "facts.json", CliRunner()
     for gib, main in ((8, 8), (16, 32)):
         facts = machine(name, gib, shares=shares, main=main)
-        file.write_bytes(msgspec.json.encode(FactsFile(1, stored_facts(facts))))
+        file.write_bytes(msgspec.json.encode(FactsFile(1, to_stored(facts))))
         options = ["--model", model, "--facts", str(file), "--json"]
         done = run.invoke(app, ["plan", *options])
         (shown,) = json.loads(done.stdout)["cards"]
@@ -268,7 +268,7 @@ def test_a_file_that_has_no_facts_is_refused(tmp_path: Path, broken: bytes) -> N
 
 
 def test_facts_out_of_bounds_or_of_another_version_are_refused(tmp_path: Path) -> None:
-    good = msgspec.json.decode(msgspec.json.encode(FactsFile(1, stored_facts(machine("T4", 16)))))
+    good = msgspec.json.decode(msgspec.json.encode(FactsFile(1, to_stored(machine("T4", 16)))))
     file = tmp_path / "facts.json"
     for change in (
         {"schema": 2},
@@ -294,7 +294,7 @@ def test_words_of_a_file_move_no_cursor(tmp_path: Path) -> None:
         card=Card(evil, evil, (13, 0), GpuMemory(GIB, GIB)),
         probe=classify(Answer(1, (8, 9), ["float32"], [(GIB, GIB)], evil)),
     )
-    good = msgspec.json.encode(FactsFile(1, stored_facts(facts)))
+    good = msgspec.json.encode(FactsFile(1, to_stored(facts)))
     run, file = CliRunner(), tmp_path / "facts.json"
     named = json.dumps(evil).encode()  # a field that is unknown
     for written in (good, good.replace(b'"bitsandbytes"', named)):
@@ -318,14 +318,14 @@ def test_facts_that_were_written_are_read_as_they_were(tmp_path: Path) -> None:
     facts = machine("T4", 16, shares=False, vllm=FOR_GPU)
     file = tmp_path / "facts.json"
     file.write_bytes(
-        msgspec.json.encode({"checks": [], **{"schema": 1, "facts": stored_facts(facts)}})
+        msgspec.json.encode({"checks": [], **{"schema": 1, "facts": to_stored(facts)}})
     )
     again = read_facts(file, facts.home)
     for name in ("system", "card", "torch", "probe", "vllm", "bitsandbytes", "memory", "disk"):
         assert getattr(again, name) == getattr(facts, name)
     assert again.products is None
     measured = replace(facts, products=ProductTimes(2e-5, 1e-5))
-    file.write_bytes(msgspec.json.encode({"schema": 1, "facts": stored_facts(measured)}))
+    file.write_bytes(msgspec.json.encode({"schema": 1, "facts": to_stored(measured)}))
     assert read_facts(file, facts.home).products == measured.products
 
 

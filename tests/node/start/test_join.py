@@ -26,7 +26,7 @@ from swarm_node.errors import (
     TicketExpiredError,
 )
 from swarm_node.node.home.home import Home
-from swarm_node.node.start.join import belong, join_swarm, redeem_code
+from swarm_node.node.start.join import belong, join_swarm, ticket_text_for_start
 from swarm_node.node.start.resolve_names import ticket_text, with_ticket
 from swarm_node.node.start.system import notify
 from swarm_node.p2p.membership.ticket import parse_ticket
@@ -64,16 +64,16 @@ def test_a_code_is_redeemed_by_a_home_without_a_swarm_and_by_no_other(tmp_path: 
     owner.found_swarm("team", time.time())
     settings = load_settings({"home": member.path}, environ={})
     with pytest.raises(ConfigError, match="--coordinator URL"):
-        redeem_code(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA")
+        ticket_text_for_start(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA")
     nobody = settings.network.model_copy(update={"coordinator": "http://127.0.0.1:9"})
     settings = settings.model_copy(update={"network": nobody})
     with pytest.raises(TicketError, match="no code"):
-        redeem_code(settings, member, "short")
+        ticket_text_for_start(settings, member, "short")
     with pytest.raises(CoordinatorError, match=r"connection refused$"):
-        redeem_code(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA")
+        ticket_text_for_start(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA")
     member.join_swarm(parse_ticket(_ticket(owner), time.time()), time.time())
-    assert redeem_code(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA") is None
-    assert redeem_code(settings, Home(tmp_path / "other"), None) is None
+    assert ticket_text_for_start(settings, member, "AAAAA-AAAAA-AAAAA-AAAAA") is None
+    assert ticket_text_for_start(settings, Home(tmp_path / "other"), None) is None
 
 
 def test_a_ticket_on_stdin_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,8 +72,8 @@ def test_a_peer_states_circuits_of_itself_whoever_it_names() -> None:
     assert circuit.complete_circuits([f"{BARE}/p2p/{OTHER}"], TARGET) == [WHOLE]
     (own,) = circuit.complete_circuits([BARE], RELAY)
     assert circuit.parse(own) is None
-    assert circuit.state_addresses([direct, WHOLE]) == [BARE, direct]
-    assert circuit.dial_addresses([direct, WHOLE, BARE]) == [direct, RELAYS_PLACE, RELAYS_PLACE]
+    assert circuit.advertised_addresses([direct, WHOLE]) == [BARE, direct]
+    assert circuit.dialable_addresses([direct, WHOLE, BARE]) == [direct, RELAYS_PLACE, RELAYS_PLACE]
 
 
 def test_addresses_of_the_internet_come_before_those_of_a_private_network() -> None:

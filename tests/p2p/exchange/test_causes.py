@@ -86,7 +86,9 @@ def _told(node: LightNode) -> list[str]:
 
 
 def _tried(node: LightNode) -> list[str]:
-    return [text_there(cause) for cause in node.directory.failures.refused_lately(node.clock.now())]
+    return [
+        text_there(cause) for cause in node.directory.failures.recent_refusals(node.clock.now())
+    ]
 
 
 @pytest.mark.parametrize("reason", ["revoked", "used_up", "expired"])
@@ -108,7 +110,7 @@ def test_a_member_that_is_none_is_told_and_so_is_its_host(tmp_path: Path, reason
         assert not await _greet(one, host)
         (cause,) = one.directory.failures.causes(one.clock.now())
         assert (cause.code, cause.peer) == (reason, host.peer_id)
-        (seen,) = host.directory.failures.refused_lately(host.clock.now())
+        (seen,) = host.directory.failures.recent_refusals(host.clock.now())
         told = {"revoked": "(list of ", "used_up": "1 of 1 nodes", "expired": "ended on "}[reason]
         assert told in text_here(cause)
         assert "20" in text_there(seen) or reason == "used_up", "it names a date"
@@ -210,7 +212,7 @@ def test_another_swarm_is_named(tmp_path: Path) -> None:
         assert not await _greet(one, host)
         (cause,) = one.directory.failures.causes(one.clock.now())
         assert cause.code == "other_swarm"
-        (seen,) = host.directory.failures.refused_lately(host.clock.now())
+        (seen,) = host.directory.failures.recent_refusals(host.clock.now())
         assert seen.code == "other_swarm"
 
     _play(tmp_path, scene, stranger.member(1))

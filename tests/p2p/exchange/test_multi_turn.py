@@ -187,7 +187,7 @@ def test_replies_and_rewards_are_found_here_and_no_reply_is_trained_on(
             wanted += said.token_ids[begin:end].tolist()
             wanted += codec.bridge(reply) if reply is not None else ()
             begin = end
-        written, places = row.written_ids()
+        written, places = row.ids_after_prompt()
         assert written.tolist() == wanted
         assert written[places].tolist() == said.token_ids.tolist()
 
@@ -260,7 +260,7 @@ def test_a_row_has_what_its_author_sampled_and_what_is_derived_here_and_no_more(
         row = next(rows)
         assert row.prompt_ids.tolist() == [*codec.encode_prompt(ENVIRONMENT.render(task))]
         assert row.completion_ids.tolist() == trained
-        written, places = row.written_ids()
+        written, places = row.ids_after_prompt()
         assert written.tolist() == [token for _, token in sampled]
         assert places.tolist() == [at for at, (own, _) in enumerate(sampled) if own]
     assert next(rows, None) is None

@@ -21,7 +21,7 @@ def _granted(traffic: Traffic, peers: list[str], seconds: int, *, size: int = 0)
         for peer in peers:
             if traffic.asks(peer, tick / 200, guest=False):
                 granted += 1
-                traffic.charge_sent(peer, tick / 200, size)
+                traffic.charge_reply(peer, tick / 200, size)
     return granted
 
 
@@ -122,21 +122,21 @@ def test_a_peer_may_cost_as_much_judging_as_own_groups_do() -> None:
     for second in range(600):
         effort.charge_own(0.5, float(second))
         effort.charge("a/1", 0.45, float(second))
-        assert effort.has_left("a/1", float(second))
+        assert effort.has_budget("a/1", float(second))
     for second in range(600, 800):
         effort.charge_own(0.5, float(second))
         effort.charge("a/1", 1.0, float(second))
     assert effort.exceeds("a/1", 800.0)
-    assert not effort.has_left("a/1", 800.0)
-    assert effort.has_left("b/1", 800.0)
-    assert effort.has_left("a/1", 800.0 + 4 * HALF_LIFE)
+    assert not effort.has_budget("a/1", 800.0)
+    assert effort.has_budget("b/1", 800.0)
+    assert effort.has_budget("a/1", 800.0 + 4 * HALF_LIFE)
 
 
 def test_keys_do_not_multiply_the_time_for_judging() -> None:
     def groups(peers: list[str]) -> int:
         """Groups of five seconds that are judged of peers that offer without end."""
         effort, judged = Effort(1.0, issuer), 0
-        while (able := [peer for peer in peers if effort.has_left(peer, 0.0)]) and judged < 1000:
+        while (able := [peer for peer in peers if effort.has_budget(peer, 0.0)]) and judged < 1000:
             effort.charge(able[0], FREE_SECONDS, 0.0)
             judged += 1
         return judged
@@ -150,18 +150,18 @@ def test_own_judging_counts_for_as_many_groups_as_it_is_mixed_with() -> None:
     effort = Effort(3.0, issuer)
     effort.charge_own(10.0, 0.0)
     effort.charge("a/1", 34.0, 0.0)
-    assert effort.has_left("a/1", 0.0)
+    assert effort.has_budget("a/1", 0.0)
     effort.charge("a/1", 2.0, 0.0)
-    assert not effort.has_left("a/1", 0.0)
+    assert not effort.has_budget("a/1", 0.0)
 
 
 def test_costly_texts_of_two_issuers_leave_time_for_those_of_others() -> None:
     effort, judged, seconds = Effort(1.0, issuer), 0, 600
     for second in range(seconds):
         for peer in ("a/1", "b/1", "a/2", "b/2"):
-            if effort.has_left(peer, second):
+            if effort.has_budget(peer, second):
                 effort.charge(peer, FREE_SECONDS, second)
-        judged += effort.has_left("c/1", second)
+        judged += effort.has_budget("c/1", second)
     assert judged > seconds / 4
 
 
@@ -171,7 +171,7 @@ def test_what_is_given_back_leaves_the_shares_as_if_it_had_not_been_taken() -> N
     used, other = Traffic(WANTS, issuer), Traffic(WANTS, issuer)
     burst = int(10 * WANTS.groups * WANTS.size)
     for traffic in (used, other):
-        traffic.charge_sent("honest/1", 0.0, burst // 2)
+        traffic.charge_reply("honest/1", 0.0, burst // 2)
     assert used.reserves("bad/1", 0.0, burst)
     used.unsent("bad/1", HALF_LIFE, burst, reserved_at=0.0)
     for traffic in (used, other):

@@ -6,7 +6,7 @@ from swarm_node.p2p.limits.links import (
     HANDSHAKES,
     HANDSHAKES_PER_SITE,
     LinkPlace,
-    choose_crowded,
+    choose_connection_to_drop,
     surplus,
 )
 
@@ -35,14 +35,14 @@ def test_a_link_of_a_higher_rank_outlives_all_of_a_lower_one() -> None:
 
 
 def test_there_is_room_for_a_connection_until_its_site_has_its_part_or_all_have() -> None:
-    assert choose_crowded([], "a") is None
+    assert choose_connection_to_drop([], "a") is None
     part = ["a"] * HANDSHAKES_PER_SITE
-    assert choose_crowded(part[1:], "a") is None
-    assert choose_crowded(["b", *part], "a") == 1
-    assert choose_crowded(part, "b") is None
+    assert choose_connection_to_drop(part[1:], "a") is None
+    assert choose_connection_to_drop(["b", *part], "a") == 1
+    assert choose_connection_to_drop(part, "b") is None
 
 
 def test_of_all_connections_the_oldest_of_the_site_with_the_most_makes_room() -> None:
     sites = [f"single {number}" for number in range(HANDSHAKES - 10)] + ["flood"] * 10
-    assert choose_crowded(sites, "newcomer") == HANDSHAKES - 10
-    assert choose_crowded(sites[:-1], "newcomer") is None
+    assert choose_connection_to_drop(sites, "newcomer") == HANDSHAKES - 10
+    assert choose_connection_to_drop(sites[:-1], "newcomer") is None

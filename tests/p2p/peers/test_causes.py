@@ -92,9 +92,9 @@ def test_tries_are_counted_until_the_cause_changes_or_the_peer_answers() -> None
     (found,) = log.causes(6.0)
     assert (found.code, found.tries) == ("nobody_listens", 1)
     log.record_failure(Cause("revoked", "one"), 7.0)
-    log.record_connection("one", AT)
+    log.forget_address_failures("one", AT)
     assert [cause.code for cause in log.causes(7.0)] == ["revoked"], "only the address is well"
-    log.record_answer("one")
+    log.forget_refusals("one")
     assert log.causes(7.0) == []
 
 
@@ -103,10 +103,10 @@ def test_a_clock_is_right_again_once_the_peer_signs_a_time_of_now() -> None:
     log.record_failure(Cause("clock", "one", seconds=3602.0), 0.0)
     log.record_failure(Cause("revoked", "two"), 0.0)
     log.in_time("two")
-    log.record_answer("one")
+    log.forget_refusals("one")
     assert {cause.code for cause in log.causes(0.0)} == {"clock", "revoked"}
     log.in_time("one")
-    log.record_answer("two")
+    log.forget_refusals("two")
     assert log.causes(0.0) == []
     log.record_failure(Cause("clock", "one", seconds=3602.0), 0.0)
     log.admitted_here("one")
@@ -117,8 +117,8 @@ def test_an_old_entry_says_nothing_about_now() -> None:
     log = FailureLog()
     log.record_failure(Cause("revoked", "one"), 0.0)
     log.refuse(Cause("used_up", "two"), 0.0)
-    assert len(log.causes(FRESH_SECONDS)) == len(log.refused_lately(FRESH_SECONDS)) == 1
-    assert log.causes(FRESH_SECONDS + 1) == log.refused_lately(FRESH_SECONDS + 1) == []
+    assert len(log.causes(FRESH_SECONDS)) == len(log.recent_refusals(FRESH_SECONDS)) == 1
+    assert log.causes(FRESH_SECONDS + 1) == log.recent_refusals(FRESH_SECONDS + 1) == []
     log.link_down = True
     assert [cause.code for cause in log.causes(9e9)] == ["link_down"]
 
@@ -129,7 +129,7 @@ def test_strangers_cannot_fill_the_memory() -> None:
         log.record_failure(Cause("no_answer", f"p{number}"), 1.0)
         log.refuse(Cause("used_up", f"p{number}"), 1.0)
     assert len(log.causes(1.0)) == MAX_FAILED
-    assert len(log.refused_lately(1.0)) == MAX_REFUSED
+    assert len(log.recent_refusals(1.0)) == MAX_REFUSED
     assert log.refusals == {"used_up": 1000}
-    log.record_admission("p999")
-    assert len(log.refused_lately(1.0)) == MAX_REFUSED - 1
+    log.forget_refused_caller("p999")
+    assert len(log.recent_refusals(1.0)) == MAX_REFUSED - 1

@@ -169,10 +169,10 @@ def test_nothing_is_drawn_from_a_peer_that_stopped_answering() -> None:
     peer = directory.meet("peer 000", 0.0)
     peer.offers.append(Offer(b"id", "peer 000", 1, 1, 100))
     peer.record_failure(0.0)
-    assert directory.count_offered(lambda _: 9, 1e9) == 0
+    assert directory.offered_count(lambda _: 9, 1e9) == 0
     assert directory.draw_offer(random.Random(1), lambda _: 9, str, 1e9) is None
     peer.record_answer(1.0)
-    assert directory.count_offered(lambda _: 9, 1.0) == 1
+    assert directory.offered_count(lambda _: 9, 1.0) == 1
 
 
 def test_a_silent_peer_that_asks_is_retried_soon_and_no_more_often() -> None:
@@ -212,10 +212,10 @@ def test_an_author_that_has_no_slot_left_offers_nothing_and_hides_nothing() -> N
     directory, slots = _directory(partners=2), {"peer 000": -1, "peer 001": 0}
     for name in slots:
         directory.meet(name, 0.0).offers.append(Offer(name.encode(), name, 1, 1, 100))
-    assert directory.count_offered(slots.__getitem__, 0.0) == 0
+    assert directory.offered_count(slots.__getitem__, 0.0) == 0
     assert directory.draw_offer(random.Random(1), slots.__getitem__, str, 0.0) is None
     slots["peer 001"] = 1
-    assert directory.count_offered(slots.__getitem__, 0.0) == 1
+    assert directory.offered_count(slots.__getitem__, 0.0) == 1
     offer = directory.draw_offer(random.Random(1), slots.__getitem__, str, 0.0)
     assert offer.author == "peer 001"
 
@@ -230,7 +230,7 @@ def test_a_node_is_not_its_own_peer_and_nothing_is_kept_of_strangers() -> None:
     directory = _directory(partners=0)
     with pytest.raises(ValueError, match="own peer"):
         directory.meet("me", 0.0)
-    assert directory.count_refusal("stranger", "schema", 0.0) == 0.0
+    assert directory.record_rejection("stranger", "schema", 0.0) == 0.0
     assert len(directory) == 0
 
 

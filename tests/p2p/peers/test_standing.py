@@ -29,7 +29,7 @@ USELESS = sorted(reason for reason in REASONS if blame_of(reason) is Blame.USELE
 def test_bad_luck_has_no_consequence(reason: str) -> None:
     standing = Standing()
     for now in range(100):
-        assert standing.count_refusal(reason, float(now)) is Blame.NONE
+        assert standing.penalize_rejection(reason, float(now)) is Blame.NONE
     assert standing == Standing()
 
 
@@ -37,7 +37,7 @@ def test_bad_luck_has_no_consequence(reason: str) -> None:
 def test_one_violation_cuts_a_peer_off_and_each_further_one_for_twice_as_long(reason: str) -> None:
     standing, now, before = Standing(), 1000.0, OFFENCE.first / 2
     for _ in range(20):
-        assert standing.count_refusal(reason, now) is Blame.VIOLATION
+        assert standing.penalize_rejection(reason, now) is Blame.VIOLATION
         off = standing.cut_until - now
         assert off == min(2 * before, OFFENCE.ceiling)
         assert standing.left_until == standing.off_until == standing.cut_until
@@ -47,16 +47,16 @@ def test_one_violation_cuts_a_peer_off_and_each_further_one_for_twice_as_long(re
 def test_what_was_under_way_when_a_peer_was_cut_off_prolongs_nothing() -> None:
     standing = Standing()
     for now in (0.0, 0.1, 0.2):
-        standing.count_refusal("hash", now)
+        standing.penalize_rejection("hash", now)
     assert (standing.cut_until, standing.offences) == (OFFENCE.first, 1)
 
 
 def test_after_a_long_peace_offences_are_forgotten() -> None:
     standing = Standing()
-    standing.count_refusal("hash", 0.0)
-    standing.count_refusal("hash", standing.cut_until)
+    standing.penalize_rejection("hash", 0.0)
+    standing.penalize_rejection("hash", standing.cut_until)
     later = standing.off_until + OFFENCE.ceiling + 1.0
-    standing.count_refusal("hash", later)
+    standing.penalize_rejection("hash", later)
     assert standing.cut_until == later + OFFENCE.first
 
 
@@ -66,14 +66,14 @@ def test_useless_groups_leave_a_peer_alone_for_longer_and_longer_and_then_drop_i
 ) -> None:
     standing, now, pauses = Standing(), 0.0, []
     for _ in range(STRIKES - 1):
-        standing.count_refusal(reason, now)
+        standing.penalize_rejection(reason, now)
         pauses.append(standing.left_until - now)
         now = standing.left_until
     assert all(later == 2 * earlier for earlier, later in pairwise(pauses))
     assert pauses[0] < 0.05
     assert 5.0 < now < 10.0, "an attacker is dropped within ten seconds"
     assert standing.offences == 0
-    standing.count_refusal(reason, now)
+    standing.penalize_rejection(reason, now)
     assert standing.left_until == standing.off_until == now + OFFENCE.first
     assert standing.cut_until == 0.0, "an honest peer with other settings still gets answers"
 
@@ -81,9 +81,9 @@ def test_useless_groups_leave_a_peer_alone_for_longer_and_longer_and_then_drop_i
 def test_a_useful_group_ends_a_row_of_useless_ones() -> None:
     standing = Standing()
     for now in range(1000):
-        standing.count_refusal("too_long", 10.0 * now)
+        standing.penalize_rejection("too_long", 10.0 * now)
         if now % 2:
-            standing.count_useful()
+            standing.count_useful_group()
     assert standing.offences == 0
 
 
@@ -101,13 +101,13 @@ def test_a_score_stays_within_bounds_and_moves_with_the_deeds(deeds: list[str]) 
     for deed in deeds:
         before = standing.score
         if deed == "useful":
-            standing.count_useful()
+            standing.count_useful_group()
             assert standing.score > before
         elif deed == "useless":
-            standing.count_refusal("zero_advantage", 0.0)
+            standing.penalize_rejection("zero_advantage", 0.0)
             assert standing.score < before
         else:
-            standing.count_refusal("stale", 0.0)
+            standing.penalize_rejection("stale", 0.0)
             assert standing.score == before
         assert 0.0 < standing.score < 1.0
 
@@ -115,10 +115,10 @@ def test_a_score_stays_within_bounds_and_moves_with_the_deeds(deeds: list[str]) 
 def test_old_deeds_fade() -> None:
     standing = Standing()
     for _ in range(5000):
-        standing.count_useful()
+        standing.count_useful_group()
     good = standing.score
     for _ in range(600):
-        standing.count_refusal("zero_advantage", 0.0)
+        standing.penalize_rejection("zero_advantage", 0.0)
     assert good > 0.95
     assert standing.score < 0.25
 

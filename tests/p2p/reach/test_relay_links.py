@@ -241,22 +241,22 @@ async def test_a_relay_is_joined_once_it_is_dialled_and_a_member(world: World) -
     two.inner.__class__ = Unlinked
     relays, address = two.reaching.relays, f"/memory/p2p/{relay.peer_id}"
     told_address(world, relay, f"/ip4/11.0.0.9/tcp/1/p2p/{relay.peer_id}")  # nobody is there
-    assert not await relays.join(relay.peer_id, "", 1.0)
-    assert not await relays.join(relay.peer_id, "/memory/p2p/nobody", 1.0)
-    assert await relays.join(relay.peer_id, address, 1.0)
+    assert not await relays.connect(relay.peer_id, "", 1.0)
+    assert not await relays.connect(relay.peer_id, "/memory/p2p/nobody", 1.0)
+    assert await relays.connect(relay.peer_id, address, 1.0)
 
     await asyncio.sleep(1.0)
     told_address(world, relay, address)
     two.inner.linked = False  # type: ignore[attr-defined]
     named = f"/ip6/2a00:11::1/tcp/1/p2p/{relay.peer_id}"  # by who has another version of IP
-    assert await relays.join(relay.peer_id, named, 1.0)
+    assert await relays.connect(relay.peer_id, named, 1.0)
 
     async def greet(peer: str) -> bool:
         greeted.append(peer)
         return len(greeted) > 1
 
     two.members._forget(relay.peer_id)
-    assert not await relays.join(relay.peer_id, address, 1.0)
+    assert not await relays.connect(relay.peer_id, address, 1.0)
     relays.introduce = greet
-    assert not await relays.join(relay.peer_id, address, 1.0)
-    assert await relays.join(relay.peer_id, address, 1.0)
+    assert not await relays.connect(relay.peer_id, address, 1.0)
+    assert await relays.connect(relay.peer_id, address, 1.0)

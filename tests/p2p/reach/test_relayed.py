@@ -136,7 +136,7 @@ def test_a_request_is_answered_once_and_in_its_time() -> None:
     replays = Replays()
 
     def seen(body: Request, wall: float = NOW, asker: str = "asker", member: bool = True) -> Any:
-        return replays.check_request(asker, member, body, wall)
+        return replays.admit_request(asker, member, body, wall)
 
     assert reasons(seen(request(1)), seen(request(1)), seen(request(2))) == ["", "duplicate", ""]
     assert reasons(seen(request(1), asker="another")) == [""]
@@ -158,7 +158,7 @@ def test_nothing_is_answered_twice_however_late_it_is_replayed(
         for number in range(2 * _NONCES)
     ]
     for body in [*issued, *issued]:
-        if replays.check_request("asker", True, body, NOW) is None:
+        if replays.admit_request("asker", True, body, NOW) is None:
             assert body.nonce not in answered
             answered.add(body.nonce)
     # In order, as one asker sends them, all are answered.

@@ -153,7 +153,7 @@ async def test_a_peer_that_broke_the_protocol_is_not_served() -> None:
     world = World()
     asker, target = world.askers[:2]
     world.directory.meet(peer(asker), 0.0)
-    world.directory.count_refusal(peer(asker), "signature", 0.0)
+    world.directory.record_rejection(peer(asker), "signature", 0.0)
     with pytest.raises(TransportError, match="broke"):
         await world.ask(asker, target)
 

@@ -46,7 +46,7 @@ async def test_two_ends_behind_nat_ask_each_other_through_a_relay(world: World) 
         assert traffic is not None
         assert traffic.round_trip(world.loop.time()) is not None
         assert (traffic.bytes_in, traffic.bytes_out) == (len(one.peer_id), len(one.peer_id))
-    assert sum(relay.reaching.forwarding_figures.requests for relay in world.relays) == 2
+    assert sum(relay.reaching.forwarding_metrics.requests for relay in world.relays) == 2
     assert await one.asks(world.relays[0]) == one.peer_id
     assert one.reaching.usage.relay_ids[world.relays[0].peer_id] == ""
     assert one.reaching.usage.total_requests == 3  # with the one that nobody could answer
@@ -64,7 +64,7 @@ async def test_what_the_target_refuses_or_cannot_send_is_its_own_word(world: Wor
         await one.reaching.request(two.peer_id, SIZED, b"1001", max_reply=1000)
     reply = await one.reaching.request(two.peer_id, SIZED, b"1000000")
     assert reply == bytes(1_000_000)
-    assert sum(relay.reaching.forwarding_figures.requests for relay in world.relays) == 4
+    assert sum(relay.reaching.forwarding_metrics.requests for relay in world.relays) == 4
 
 
 @pytest.mark.parametrize(("mode", "served"), [("off", [False] * 3), ("serve", [True] * 3)])
@@ -110,7 +110,7 @@ async def test_a_relay_that_withholds_is_asked_last_from_then_on(world: World) -
     for _ in range(3):
         async with asyncio.timeout(1):
             assert await one.asks(two) == one.peer_id
-    assert bad.reaching.forwarding_figures.requests == 0
+    assert bad.reaching.forwarding_metrics.requests == 0
 
 
 @in_world()
@@ -249,7 +249,7 @@ async def test_direct_addresses_are_kept_for_later_once_a_relay_is_reached(world
 
     one.inner.dial = counted  # type: ignore[method-assign,assignment]
     stated = circuit.complete_circuits(
-        circuit.state_addresses(two.reaching.addresses()), two.peer_id
+        circuit.advertised_addresses(two.reaching.addresses()), two.peer_id
     )
     direct = [text for text in stated if circuit.parse(text) is None]
     assert direct

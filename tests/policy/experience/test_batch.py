@@ -288,7 +288,7 @@ def test_a_row_of_a_dialogue_has_what_was_sampled_and_replies_of_ones_own_making
     )
     assert rows[1].observations == ()
     assert len(rows[0]) == 1 + len(sampled) + len("noyes") + 4
-    whole, at = rows[0].written_ids()
+    whole, at = rows[0].ids_after_prompt()
     assert whole[at].tolist() == sampled
     assert whole.tolist() == [
         *(*sampled[:3], 1, *encode("no"), 2),

@@ -323,7 +323,7 @@ def test_a_field_that_is_left_out_has_the_value_of_the_familys_class(tmp_path: P
 def test_a_digest_tells_families_and_scalings_apart() -> None:
     scaled = RopeScaling("linear", 2.0)
     described = [
-        json.dumps(tiny_config(**changes).digest_fields())
+        json.dumps(tiny_config(**changes).digested_fields())
         for changes in (
             *({"model_type": model_type} for model_type in FAMILIES),
             {"model_type": "llama", "rope_scaling": scaled},

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from swarm_node.config import load_settings
 from swarm_node.errors import CheckpointError, ModelError
-from swarm_node.node.start.derive import resume_adapters
+from swarm_node.node.start.derive import with_stored_rank
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.decoder.lora import ADAPTER_FILE, TARGETS, Adapter, PublishedAdapter
@@ -184,16 +184,16 @@ def test_a_restart_keeps_to_the_adapters_of_the_checkpoint(
         load_settings({"model": str(random_qwen2), **flags}, environ={})
         for flags in ({}, {"training.lora_rank": 2})
     )
-    assert resume_adapters(silent, checkpoints).training.lora_rank == 0, "nothing is stored yet"
+    assert with_stored_rank(silent, checkpoints).training.lora_rank == 0, "nothing is stored yet"
     host = TrainerHost(random_qwen2, checkpoints, tmp_path / "weights", SETTINGS)
     host.update(rows())
     newest = host.checkpoint({})
-    kept = resume_adapters(silent, checkpoints)
+    kept = with_stored_rank(silent, checkpoints)
     assert kept.training.lora_rank == 4
     assert "lora_rank" in kept.training.model_fields_set, "so that no plan chooses another"
-    assert resume_adapters(loud, checkpoints).training.lora_rank == 2, "what the user says counts"
+    assert with_stored_rank(loud, checkpoints).training.lora_rank == 2, "what the user says counts"
     (newest / "state.msgpack").write_bytes(b"\xc1")
-    assert resume_adapters(silent, checkpoints).training.lora_rank == 0
+    assert with_stored_rank(silent, checkpoints).training.lora_rank == 0
 
 
 def test_tba_takes_the_base_model_from_beneath_the_adapter(random_qwen2: Path) -> None:

@@ -222,20 +222,32 @@ def members(home: HomeOption = None, json: JsonOption = False) -> None:
     place = chosen_home(home)
     swarm = place.swarm()
     from swarm_node.cli.views.members_view import members_view, ticket_rows
-    from swarm_node.node.members.admitting import admissions, holders, late_subjects, out_of_date
+    from swarm_node.node.members.admitting import (
+        admissions,
+        holders,
+        out_of_date,
+        read_late_peer_ids,
+    )
     from swarm_node.node.members.blocks import block_ledger
     from swarm_node.node.members.delegation import read_revocations
     from swarm_node.node.metrics.snapshot import SCHEMA
 
     blocks, revocations = block_ledger(place).entries(), read_revocations(place)
     met_peers, keys = (
-        _met_peers(home),
+        _fetch_met_peers(home),
         frozenset(key.hex() for key in revocations.body.keys) if revocations else frozenset(),
     )
     entries, holder_ids, now = admissions(place).entries(), holders(place), time.time()
     stale_tickets = out_of_date(entries, holder_ids, _present(home), now)
     tickets = ticket_rows(
-        entries, holder_ids, late_subjects(place), met_peers or [], keys, blocks, now, stale_tickets
+        entries,
+        holder_ids,
+        read_late_peer_ids(place),
+        met_peers or [],
+        keys,
+        blocks,
+        now,
+        stale_tickets,
     )
     document = {
         "schema": SCHEMA,
@@ -285,7 +297,7 @@ def revoke(
     if anew and not stolen_delegate:
         raise ConfigError("--anew is for --stolen-delegate only: nobody else makes lists anew")
     place = sound_home(home)
-    met_peers = _met_peers(home)
+    met_peers = _fetch_met_peers(home)
     keys = keys_of(whom(who, admissions(place).entries(), met_peers or []), place.membership())
     number = expel(place, keys, time.time(), as_root=stolen_delegate, from_scratch=anew)
     typer.echo(f"{who} is revoked (revocation list {number}).")
@@ -305,7 +317,7 @@ def rotate_secret(home: HomeOption = None) -> None:
     place = sound_home(home)
     number = rotate(place, time.time())
     typer.echo(f"The swarm has a new secret (number {number}).")
-    _passed_on(_met_peers(home) is not None)
+    _passed_on(_fetch_met_peers(home) is not None)
 
 
 def _passed_on(is_running: bool) -> None:
@@ -343,7 +355,7 @@ def block(who: WhoArgument, home: HomeOption = None) -> None:
     from swarm_node.node.members.lookup import whom
 
     place = chosen_home(home)
-    target = whom(who, admissions(place).entries(), _met_peers(home) or [])
+    target = whom(who, admissions(place).entries(), _fetch_met_peers(home) or [])
     add(place, who, target, time.time())
     typer.echo(f"{who} is blocked here. Other nodes are not affected.")
     typer.echo(f"To end it:  swarm-node unblock {quote_for_shell(who)}")
@@ -362,7 +374,7 @@ def quote_for_shell(name: str) -> str:
     return f"'{name}'" if " " in name else name
 
 
-def _met_peers(home: Path | None) -> list[PeerRow] | None:
+def _fetch_met_peers(home: Path | None) -> list[PeerRow] | None:
     """The peers that the running node has met, former members last; None if no node runs."""
     try:
         status = ask(home, lambda client: client.status())
@@ -414,7 +426,7 @@ def dialled_first(addresses: list[str]) -> list[str]:
     newcomers that cannot dial the node directly. Loopback is left out if there is another one."""
     from swarm_node.p2p.addresses import circuit
 
-    candidates = circuit.dial_addresses(
+    candidates = circuit.dialable_addresses(
         sorted(addresses, key=lambda text: circuit.parse(text) is None)
     )
     return ([text for text in candidates if not _is_loopback(text)] or candidates)[:8]

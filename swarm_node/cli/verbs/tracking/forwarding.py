@@ -96,7 +96,7 @@ def run_name(place: Home) -> RunName:
     if not place.has_swarm:
         return RunName("no swarm", key, key)
     member = place.membership()
-    contents = member.open()
+    contents = member.open_chain()
     name = key if isinstance(contents, Rejected) else contents[1].name
     return RunName(printable(member.swarm.name), printable(name), key)
 

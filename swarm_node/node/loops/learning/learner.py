@@ -16,7 +16,7 @@ import structlog
 from swarm_node.errors import CheckpointError, ChildError, ModelError, Rejected, SwarmNodeError
 from swarm_node.node.loops.learning.mixing import Mixer
 from swarm_node.node.loops.node_parts import Parts, Shared
-from swarm_node.node.loops.peers.violations import dropped_rows, recall
+from swarm_node.node.loops.peers.violations import recall, suspended_rows
 from swarm_node.node.metrics.adopted_words import AdoptedWords
 from swarm_node.node.metrics.curve import add
 from swarm_node.node.metrics.history import UpdateRow
@@ -182,7 +182,7 @@ class Learner:
             if number in rejections:
                 reject(rejections[number], group.author)
             elif number >= draw.own_count and peer is not None:
-                peer.standing.count_useful()
+                peer.standing.count_useful_group()
 
     def _weigh(self, draw: Drawn, gains: Sequence[float]) -> None:
         """Note what the update learnt from each group that has a gradient."""
@@ -202,7 +202,7 @@ class Learner:
             tally.groups,
             tally.evals,
             self.mixer.state,
-            dropped_rows(self._directory, self._parts.clock),
+            suspended_rows(self._directory, self._parts.clock),
             tally.trained_groups.rows(),
         )
         extra: Mapping[str, Any] = msgspec.to_builtins(saved_state)

@@ -161,7 +161,7 @@ class DialCheck:
         *,
         link_up: Callable[[], bool] = link_up,
     ) -> None:
-        self._addresses = circuit.dial_addresses(addresses)
+        self._addresses = circuit.dialable_addresses(addresses)
         self._knock = knock
         self._directory = local.directory
         self._members = local.members
@@ -204,7 +204,7 @@ class DialCheck:
             self._open.pop(attempt.address, None)
             return failures.record_failure(cause, now)
         self._open[attempt.address] = self._open.get(attempt.address, 0) + 1
-        failures.record_connection(attempt.peer_id, attempt.where)
+        failures.forget_address_failures(attempt.peer_id, attempt.where)
         is_refused = any(entry.peer == attempt.peer_id for entry in failures.causes(now))
         if is_refused or self._answers(attempt.address):
             return

@@ -21,14 +21,14 @@ _LARGE_SHARE = 0.5
 _ENOUGH_TRAINED = 64
 
 
-def dropped_rows(directory: Directory, clock: Clock) -> list[DroppedRow]:
+def suspended_rows(directory: Directory, clock: Clock) -> list[DroppedRow]:
     """Return the standings of dropped peers, their times in Unix seconds."""
     offset = clock.wall() - clock.now()
     return [
         DroppedRow(
             peer_id, standing.offences, standing.off_until + offset, standing.cut_until + offset
         )
-        for peer_id, standing in list(directory.dropped_standings().items())[-_KEPT:]
+        for peer_id, standing in list(directory.suspended_standings().items())[-_KEPT:]
     ]
 
 

@@ -189,7 +189,7 @@ class Evaluator:
                 self._families = tuple(
                     dict.fromkeys((*self._main, *self._levels.sampled_families()))
                 )
-            refs = self._unseen() | self._training_counts()
+            refs = self._unseen() | self._training_prompts()
             requests = await examiner.requests(refs)
             version = parts.sampler.version
             self._rows = sum(refs[ref] for ref in requests)
@@ -210,7 +210,7 @@ class Evaluator:
             for index in range(self._tasks)
         }
 
-    def _training_counts(self) -> dict[TaskRef, int]:
+    def _training_prompts(self) -> dict[TaskRef, int]:
         return {
             self._ref(family, task_seed("seen", self._draw, family, index)): 1
             for family in self._families

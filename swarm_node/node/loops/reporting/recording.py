@@ -190,8 +190,9 @@ class Recorder:
             health=first.kind,
             health_level=first.level,
             **({} if shot.work is None else msgspec.structs.asdict(shot.work)),
-            sentence=f"version {self._parts.trainer.version}, eval reward {_format_known(reward)}, "
-            f"on training prompts {_format_known(train)}, "
+            sentence=f"version {self._parts.trainer.version}, "
+            f"eval reward {_format_optional(reward)}, "
+            f"on training prompts {_format_optional(train)}, "
             f"{rate:.1f} steps/s, peers {peers}, sent {groups.sent}, accepted {groups.accepted}, "
             f"trained on {groups.trained_local} local and {groups.trained_external} external, "
             + "".join(
@@ -201,5 +202,5 @@ class Recorder:
         )
 
 
-def _format_known(value: float | None) -> str:
+def _format_optional(value: float | None) -> str:
     return "-" if value is None else f"{value}"

@@ -120,7 +120,7 @@ def _course(
         "advice": tally.advice,
         "configured": failures.configured_count,
         "causes": failures.causes(now)[:_SHOWN_CAUSES],
-        "refused_callers": failures.refused_lately(now)[:_SHOWN_CAUSES],
+        "refused_callers": failures.recent_refusals(now)[:_SHOWN_CAUSES],
         "mixture": tally.mixture,
         "latest": parts.history.latest,
         "taught": tally.trained_groups.rows(),

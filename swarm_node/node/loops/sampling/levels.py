@@ -157,7 +157,7 @@ class Levels:
 
     async def restore(self) -> None:
         """Go on with the levels of an earlier start."""
-        for ladder in self._climbed_ladders():
+        for ladder in self._climbable_ladders():
             level = await self._storage.run(self._storage.counter, self._key(ladder)) % _LEVELS
             if level:
                 ladder.level, ladder.is_placed = min(level, len(ladder.families)) - 1, True
@@ -205,9 +205,9 @@ class Levels:
 
     def rows(self) -> list[LevelRow]:
         """Figures of the ladders that have several levels."""
-        return [ladder.row() for ladder in self._climbed_ladders()]
+        return [ladder.row() for ladder in self._climbable_ladders()]
 
-    def _climbed_ladders(self) -> list[Ladder]:
+    def _climbable_ladders(self) -> list[Ladder]:
         return [ladder for ladder in self._ladders.values() if len(ladder.families) > 1]
 
     def _probes(self, seeds: Sequence[int]) -> list[str]:

@@ -40,7 +40,7 @@ class Change:
         return f"sampling.max_new_tokens={self.max_new_tokens}"
 
     def apply(self, request: SampleRequest) -> SampleRequest:
-        """`request` with this change, and the answers of a trial."""
+        """Return `request` with this change, for as many completions as a trial samples."""
         n = 1 if self.temperature == 0 else ANSWERS
         heat = request.temperature if self.temperature is None else self.temperature
         max_tokens = self.max_new_tokens or request.max_new_tokens

@@ -159,9 +159,9 @@ class RolloutMaker:
 
         async def hand_on(group: PendingGroup) -> None:
             completions = tuple(map(self._completion, group.rows))
-            scores = await self._scoring.score_own(group.ref, _texts(completions))
+            scores = await self._scoring.score_local(group.ref, _texts(completions))
             await deliver(
-                [self._make_local_group(group, group.version, completions, scores.rewards)]
+                [self._finish_local_group(group, group.version, completions, scores.rewards)]
             )
 
         with self._note_sampling(count):
@@ -180,7 +180,7 @@ class RolloutMaker:
         all_scores = await self._scoring.own_all(texts)
         await deliver(
             [
-                self._make_local_group(group, version, completions, item.rewards)
+                self._finish_local_group(group, version, completions, item.rewards)
                 for group, completions, item in zip(groups, results, all_scores, strict=True)
             ]
         )
@@ -196,14 +196,14 @@ class RolloutMaker:
             )
         for group, rollouts in zip(groups, played_groups, strict=True):
             faults = Counter(item.last_rerun.fault for item in rollouts)
-            self._scoring.count_changed(group.ref, faults[CHANGED])
+            self._scoring.record_changed_observations(group.ref, faults[CHANGED])
             if faults[TOO_LONG]:
                 self._tally.faults["prompt_too_long"] += 1
                 continue
             # Peers score a text on which the scorer fails as this node does, and re-run no
             # multi-turn rollout in which an observation failed or a text ended the scoring worker.
             local_groups.append(
-                self._make_local_group(
+                self._finish_local_group(
                     group,
                     version,
                     tuple(join_turns(item.turns) for item in rollouts),
@@ -244,7 +244,7 @@ class RolloutMaker:
         assert isinstance(self._parts.sampler, InterruptibleSampler)
         return self._parts.sampler.completion(row)
 
-    def _make_local_group(
+    def _finish_local_group(
         self,
         group: PendingGroup,
         version: int,
@@ -258,7 +258,7 @@ class RolloutMaker:
         tokens."""
         policy = PolicyRef(self._parts.policy.model, self._parts.policy.tokenizer, version)
         rollout_group = RolloutGroup(group.ref, policy, completions, rewards)
-        self._tally.count_sampled(rollout_group, group.prompt, observations)
+        self._tally.record_sampled_group(rollout_group, group.prompt, observations)
         self._recent_requests = dict(
             [*self._recent_requests.items(), (group.ref, group.request)][-TASKS:]
         )

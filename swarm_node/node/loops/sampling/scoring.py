@@ -32,7 +32,7 @@ class Scoring:
         self._clock = clock
         self._told_of_raising = False
 
-    async def score_own(self, ref: TaskRef, texts: Sequence[str]) -> GroupScores:
+    async def score_local(self, ref: TaskRef, texts: Sequence[str]) -> GroupScores:
         """Judge this node's own texts.
 
         Raises:
@@ -82,7 +82,7 @@ class Scoring:
             if rerun.fault:
                 self._tally.faults[f"scorer_{rerun.fault}"] += 1
 
-    def count_changed(self, ref: TaskRef, count: int) -> None:
+    def record_changed_observations(self, ref: TaskRef, count: int) -> None:
         """Count own multi-turn rollouts of a task in which an observation became another one."""
         if count:
             self._tell_of_change(ref)
@@ -95,7 +95,7 @@ class Scoring:
             SlowTaskError: they took too long, which counts against their author.
             ChildError: the environment's process cannot be kept alive.
         """
-        scores = await self._charge(self._environment.score(ref, texts, "peers"), author)
+        scores = await self._await_and_charge(self._environment.score(ref, texts, "peers"), author)
         self._count_texts(ref, scores)
         return scores
 
@@ -111,9 +111,9 @@ class Scoring:
         """
         transcripts = [Transcript(list(texts), is_truncated) for texts, is_truncated in rollouts]
         rerunning = self._environment.rerun(ref, transcripts, "peers")
-        return await self._charge(rerunning, author)
+        return await self._await_and_charge(rerunning, author)
 
-    async def _charge(self, scoring: Awaitable[_Scored], author: str) -> _Scored:
+    async def _await_and_charge(self, scoring: Awaitable[_Scored], author: str) -> _Scored:
         """Return the peers' scoring worker's finding. Its time counts against the author."""
         try:
             result = await scoring

@@ -66,19 +66,19 @@ class TableCalls:
         if request is None:
             return NOTHING
         if not await self._authorizer.validate_request(request):
-            self._count_refused(caller)
+            self._count_refusal(caller)
             return NOTHING
         if self._gate is not None and not self._gate.asks(caller):
             return await self._empty(call, request)
         is_own_record = call.name == STORE and bytes(request.subkeys[0]) == msgpack.packb(caller)
         if not (self.is_member(caller) or call.name == PING or is_own_record):
-            self._count_refused(caller)
+            self._count_refusal(caller)
             return await self._empty(call, request)
         response = await call.answer(request, context)
         await self._authorizer.sign_response(response, request)
         answer: bytes = response.SerializeToString()
         if self._gate is not None:
-            self._gate.charge_sent(caller, len(answer))
+            self._gate.charge_reply(caller, len(answer))
         return answer
 
     def _parse_call(self, call: TableCall, raw: bytes, caller: str) -> Any:
@@ -106,9 +106,9 @@ class TableCalls:
         answer: bytes = response.SerializeToString()
         return answer
 
-    def _count_refused(self, caller: str) -> None:
+    def _count_refusal(self, caller: str) -> None:
         if self._gate is not None:
-            self._gate.count_refused(caller)
+            self._gate.count_refusal(caller)
 
     def _broke(self, caller: str, rejection: Rejected) -> None:
         if self._gate is not None:

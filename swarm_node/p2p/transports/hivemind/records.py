@@ -193,7 +193,7 @@ class SwarmAuthorizer:
             return False
         if len(request.auth.nonce) != _NONCE_BYTES or self._key_of(request) is None:
             return False
-        return self._is_unused(request.auth.nonce, now)
+        return self._use_nonce(request.auth.nonce, now)
 
     async def sign_response(self, response: Any, request: Any) -> None:
         response.auth.nonce = request.auth.nonce
@@ -215,7 +215,7 @@ class SwarmAuthorizer:
     def _derive_key(self, secret: bytes) -> bytes:
         return hmac.digest(secret, b"swarm-node/dht/1" + self._swarm_id, "sha256")
 
-    def _is_unused(self, nonce: bytes, now: float) -> bool:
+    def _use_nonce(self, nonce: bytes, now: float) -> bool:
         """Check that `nonce` is new, and remember it. At most _MAX_NONCES are remembered, a number
         that honest members never reach."""
         while self._nonces:

@@ -137,7 +137,7 @@ class HivemindTransport(StreamTransport[DhtNode]):
         excess_peers = [peer for peer in all_links if peer not in self._peer_links]
         await asyncio.gather(*(node.disconnect(peer) for peer in excess_peers))
         if excess_peers:
-            self._count_refused("links", sum(len(all_links[peer]) for peer in excess_peers))
+            self._count_over_limit("links", sum(len(all_links[peer]) for peer in excess_peers))
         return self._peer_links
 
     def _place(self, peer: str, at: Sequence[str]) -> LinkPlace:

@@ -34,7 +34,7 @@ from swarm_node.p2p.limits.links import (
     RETURNS,
     STREAMS_PER_PEER,
     LinkPlace,
-    choose_crowded,
+    choose_connection_to_drop,
     surplus,
 )
 from swarm_node.p2p.transports.libp2p.hardened import Link, Scant, make_upgrader, select, upgrade
@@ -192,7 +192,7 @@ class Host:
     def _admit(self, place: str, scope: trio.CancelScope) -> None:
         """Admit a connection that may become a link until `scope` is cancelled. Above the limits
         another one makes room."""
-        index = choose_crowded(list(self._strangers.values()), place)
+        index = choose_connection_to_drop(list(self._strangers.values()), place)
         if index is not None:
             oldest_scope = list(self._strangers)[index]
             del self._strangers[oldest_scope]
@@ -261,7 +261,9 @@ class Host:
             stream = await link.accept_stream()
             while not self._pace.take(link.peer, trio.current_time()):  # noqa: ASYNC110 - a rate
                 await trio.sleep(_PACE_SECONDS)  # nothing else is read of this link meanwhile
-            if self._count_served(link.peer) >= STREAMS_PER_PEER:  # no honest program opens as many
+            if (
+                self._served_streams(link.peer) >= STREAMS_PER_PEER
+            ):  # no honest program opens as many
                 self.refusals["streams"] += 1
                 self._barred.sever(link.peer, BARRED_SECONDS)
                 await self.disconnect(link.peer)
@@ -282,7 +284,7 @@ class Host:
             for peer_link in all_links
         )
 
-    def _count_served(self, peer: str) -> int:
+    def _served_streams(self, peer: str) -> int:
         """Count the running streams that a peer opened."""
         return sum(link.served_streams for link in self._links[peer])
 

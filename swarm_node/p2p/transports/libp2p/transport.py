@@ -40,6 +40,6 @@ class Libp2pTransport(StreamTransport[Libp2pDaemon]):
             announce=self._announce,
             protocols=[*self._handlers, *self._routes],
             server=self._serve_stream,
-            on_refusal=self._count_refused,
+            on_refusal=self._count_over_limit,
             patience=patience,
         )

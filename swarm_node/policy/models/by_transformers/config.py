@@ -105,7 +105,7 @@ def read(raw: Mapping[str, Any]) -> dict[str, Any]:
     return dict(_known[text])
 
 
-def examine_directory(
+def read_config(
     path: Path, notify: Callable[[ReadingConfig], object] = lambda _: None
 ) -> ModelConfig:
     """`ModelConfig.from_directory` for a directory of anybody: transformers reads a `config.json`
@@ -140,7 +140,7 @@ def _without_implementations(value: Any) -> Any:
     return list(map(_without_implementations, value)) if isinstance(value, list) else value
 
 
-def digest_entries(text: str) -> dict[str, Any]:
+def digested_entries(text: str) -> dict[str, Any]:
     """The entries of `text` that a digest covers."""
     return {name: value for name, value in json.loads(text).items() if name not in _ENDS}
 

@@ -114,7 +114,7 @@ class KeyValueCache:
         self.length = end
         self.slot.fill_(end)
 
-    def bound_positions(self) -> None:
+    def clamp_positions(self) -> None:
         """Keep all positions within the model's tables. Those of sequences that have ended grow on,
         because these stay in the batch while others take new places."""
         self.positions.clamp_(max=self.capacity - 1)

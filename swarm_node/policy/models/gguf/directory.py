@@ -80,7 +80,7 @@ def is_dequantised(path: Path) -> bool:
         return False
 
 
-def dequantized_directory(
+def dequantize_to_cache(
     path: Path,
     admit: Callable[[ModelConfig], object],
     notify: Callable[[Dequantising | WaitingForLock], object],

@@ -62,7 +62,7 @@ def tokenizer_files(header: Header, vocabulary: int) -> dict[str, bytes]:
         raise refuse(header, f"it has {len(texts)} tokens for {vocabulary} rows, or one twice")
     if not isinstance(kinds, list) or len(kinds) != len(texts):
         raise refuse(header, "tokenizer.ggml.token_type fits no list of tokens")
-    named_tokens = dict(_name_marks(header, texts))
+    named_tokens = dict(_special_tokens(header, texts))
     special_texts = {*named_tokens.values()}
     tokens = {
         text: place
@@ -216,7 +216,7 @@ def _bpe(
     }
 
 
-def _name_marks(header: Header, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _special_tokens(header: Header, texts: Sequence[str]) -> Iterator[tuple[str, str]]:
     for key, name in (("bos", "bos"), ("eos", "eos"), ("unknown", "unk"), ("padding", "pad")):
         token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
         if token is None:

@@ -240,7 +240,7 @@ class EngineWorker:
             completion.finish_reason or "",
         )
         if request.ranked is not None:
-            end = _rank_tokens(end, completion, request.ranked)
+            end = _with_rankings(end, completion, request.ranked)
         if request.temperature == 0:  # vLLM states them at a temperature of 1
             end = replace(end, logprobs=bytes(len(end.logprobs)))
         return end
@@ -277,7 +277,7 @@ async def _logprob(row: RequestOutputCollector, token: int) -> float:
     return float(completion.logprobs[0][token].logprob)
 
 
-def _rank_tokens(row: RowEnd, completion: CompletionOutput, count: int) -> RowEnd:
+def _with_rankings(row: RowEnd, completion: CompletionOutput, count: int) -> RowEnd:
     """`row` with the `count` likeliest tokens of each place. It is cut, as if it was interrupted,
     where they are missing: in a step that has a row of the canary, vLLM's sampler for CPUs ranks
     for nobody."""

@@ -47,7 +47,7 @@ def logit_logprobs(
     """`head_logprobs` for any function from hidden states to `logits` [N, V]. They are made twice
     where there is a gradient, and held in a few copies, hence in smaller pieces."""
 
-    def score_states(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def logprobs_and_entropy(states: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         logps = (logits(states).float() / temperature).log_softmax(-1)
         detached_logps = logps.detach()
         return logps.gather(1, ids[:, None])[:, 0], -(detached_logps.exp() * detached_logps).sum(-1)
@@ -55,11 +55,11 @@ def logit_logprobs(
     parts = list(_parts(target, max(1, piece // _COPIES)))
     if not (torch.is_grad_enabled() and hidden_states.requires_grad):
         return torch.cat(
-            [score_states(hidden_states[part], target[part])[0] for part in parts]
+            [logprobs_and_entropy(hidden_states[part], target[part])[0] for part in parts]
         ), None
     scores = [
         recompute_in_backward(
-            score_states,
+            logprobs_and_entropy,
             hidden_states[part],
             target[part],
             use_reentrant=False,
@@ -87,13 +87,13 @@ class _Head(torch.autograd.Function):
         logps = hidden_states.new_empty(len(target), dtype=torch.float32)
         if not ctx.needs_input_grad[0]:
             for part in _parts(target, piece):
-                logps[part] = _score_chunk(hidden_states[part], target[part], weight, temperature)[
-                    0
-                ]
+                logps[part] = _chunk_logprobs(
+                    hidden_states[part], target[part], weight, temperature
+                )[0]
             return logps, None
         slope, entropy = torch.empty_like(hidden_states), torch.empty_like(logps)
         for part in _parts(target, piece):
-            logps[part], residuals, total = _score_chunk(
+            logps[part], residuals, total = _chunk_logprobs(
                 hidden_states[part], target[part], weight, temperature
             )
             residuals = residuals.to(weight.dtype)
@@ -122,7 +122,7 @@ class _Head(torch.autograd.Function):
         for part in _parts(target, ctx.piece):
             residuals, total = (
                 saved_piece
-                or _score_chunk(hidden_states[part], target[part], weight, ctx.temperature)[1:]
+                or _chunk_logprobs(hidden_states[part], target[part], weight, ctx.temperature)[1:]
             )
             scaled_states = hidden_states[part] * (grad_output[part] / (-ctx.temperature * total))
             to_weight.addmm_(residuals.to(weight.dtype).T, scaled_states.to(weight.dtype))
@@ -133,7 +133,7 @@ def _parts(target: Tensor, piece: int) -> Iterator[slice]:
     return (slice(start, start + piece) for start in range(0, len(target), piece))
 
 
-def _score_chunk(
+def _chunk_logprobs(
     hidden_states: Tensor, target: Tensor, weight: Tensor, temperature: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns log π f32[n] of `target`; s·(π − 1 at the wanted id) f32[n, V]; and s f32[n, 1],

@@ -126,7 +126,7 @@ def arrange(rows: Sequence[TrainRow], share: bool = True) -> Arrangement:
         end = prompt.size
         ids[number, :end], segments[number, :end] = prompt, 0
         for answer, index in enumerate(pack, 1):
-            token_ids, sampled_places = rows[index].written_ids()
+            token_ids, sampled_places = rows[index].ids_after_prompt()
             columns = np.arange(end, end + token_ids.size - 1)
             ids[number, columns], segments[number, columns] = token_ids[:-1], answer
             # The first token of every answer is predicted by the last one of the prompt.

@@ -86,7 +86,7 @@ class OwnAnswers:
     def __init__(self, data: bytes = b"") -> None:
         """
         Raises:
-            ValueError: not what `stored` returned.
+            ValueError: not what `to_bytes` returned.
         """
         if len(data) % (8 * len(_FRESH)) or len(data) > 8 * len(_FRESH) * _MOST:
             raise ValueError("the checkpoint's log-probs of own answers are damaged")

@@ -162,7 +162,7 @@ class TrainerCore:
         """All weights under transformers' names, with the adapter merged, in the type of the matrix
         products. Only the first process gets them; the others get none. `take` converts each
         weight; by default it copies the weight to main memory."""
-        return self._copy_weights(DTYPES[self.placement.products], take)
+        return self._gather_weights(DTYPES[self.placement.products], take)
 
     def state(
         self,
@@ -183,7 +183,7 @@ class TrainerCore:
             adapters = self.adapter.parameters.items()
             weights = {name: take(value, value.dtype) for name, value in adapters}
         else:
-            weights = self._copy_weights(torch.float32, take)
+            weights = self._gather_weights(torch.float32, take)
         return TrainingState(
             version=self.version,
             updates=self._updates,
@@ -282,7 +282,7 @@ class TrainerCore:
         model.products = DTYPES[self.placement.products]
         return model
 
-    def _copy_weights(
+    def _gather_weights(
         self, dtype: torch.dtype, take: Callable[[Tensor, torch.dtype], Tensor] = on_host
     ) -> dict[str, Tensor]:
         if self.adapter:

@@ -235,10 +235,10 @@ def test_a_killed_run_leaves_nothing_that_the_next_one_takes(tmp_path: Path, cac
     # It stops where the weights begin, and waits to be killed there.
     program = (
         "import sys, time\n"
-        "from swarm_node.policy.models.gguf.directory import dequantized_directory\n"
+        "from swarm_node.policy.models.gguf.directory import dequantize_to_cache\n"
         "from pathlib import Path\n"
         "def stop(_):\n    print('begun', flush=True)\n    time.sleep(600)\n"
-        "dequantized_directory(Path(sys.argv[1]), lambda _: None, stop)\n"
+        "dequantize_to_cache(Path(sys.argv[1]), lambda _: None, stop)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True

@@ -55,7 +55,7 @@ def talk(sizes: list[tuple[int, int]], question: int = 0) -> TrainRow:
 
 def turns_apart(one: TrainRow) -> list[TrainRow]:
     """A row for each turn, with all before it as its prompt."""
-    whole, places = one.written_ids()
+    whole, places = one.ids_after_prompt()
     starts = [0, *(at for at, _ in one.observations), one.completion_ids.size]
     return [
         TrainRow(
