@@ -1,23 +1,27 @@
 """A bound on CPU seconds that a busy machine does not break."""
 
+import gc
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 R = TypeVar("R")
-_ATTEMPTS = 3
 
 
 def within(seconds: float, call: Callable[[], R], what: object = "") -> R:
-    """The result of `call`; an error if each of three attempts uses `seconds` of CPU or more.
+    """The result of `call`; an error if it uses `seconds` of CPU or more on this thread.
 
-    A garbage collection or a cold cache may slow one attempt down; a slow algorithm slows all.
+    Garbage of other tests is not collected meanwhile. There is one attempt: a second could find
+    the caches of sympy filled, and pass whatever the first one costs.
     """
-    used = []
-    for _ in range(_ATTEMPTS):
-        begun = time.thread_time()
+    is_collecting = gc.isenabled()
+    gc.disable()
+    try:
+        start = time.thread_time()
         result = call()
-        used.append(time.thread_time() - begun)
-        if used[-1] < seconds:
-            return result
-    raise AssertionError(f"{what!r} takes {min(used):.2f} s of CPU, of {seconds} s")
+        used_seconds = time.thread_time() - start
+    finally:
+        if is_collecting:
+            gc.enable()
+    assert used_seconds < seconds, f"{what!r} takes {used_seconds:.2f} s of CPU, of {seconds} s"
+    return result

@@ -470,6 +470,7 @@ def test_another_answer(answer: str, right: str) -> None:
 def test_senseless_and_deep_answers_cost_little(right: str) -> None:
     """Each takes some milliseconds."""
     assert equal("1 + x", "x + 1")  # imports what it needs
+    assert not equal("x + 3", right)  # and what this answer needs
     parts = [
         "(",
         "{",
