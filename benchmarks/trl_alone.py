@@ -53,16 +53,7 @@ def main() -> None:
         ),
         callbacks=[Progress(alone, arguments.seconds, arguments.save)],
         peft_config=adapter(arguments.lora),
-        args=grpo(
-            arguments.save / "trl",
-            arguments.groups,
-            arguments.group_size,
-            arguments.tokens,
-            arguments.updates,
-            arguments.learning_rate,
-            arguments.seed,
-            arguments.temperature,
-        ),
+        args=grpo(arguments.save / "trl", arguments),
     )
     trainer.train()
 

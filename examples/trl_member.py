@@ -159,28 +159,28 @@ def adapter(rank):
     return LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=modules, task_type="CAUSAL_LM")
 
 
-def grpo(directory, groups, size, tokens, updates, rate, seed, temperature=1.0):
-    """Return TRL's settings: those of a node."""
+def grpo(directory, arguments):
+    """Return TRL's settings for the `arguments` of a command: those of a node."""
     return GRPOConfig(
         output_dir=str(directory),
         use_cpu=True,
         bf16=False,
         gradient_checkpointing=False,
-        per_device_train_batch_size=groups * size,
-        num_generations=size,
-        max_completion_length=tokens,
-        temperature=temperature,
+        per_device_train_batch_size=arguments.groups * arguments.group_size,
+        num_generations=arguments.group_size,
+        max_completion_length=arguments.tokens,
+        temperature=arguments.temperature,
         beta=0.0,
         epsilon=0.2,
         epsilon_high=0.28,
         loss_type="dapo",
-        learning_rate=rate,
+        learning_rate=arguments.learning_rate,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=10,
         adam_beta2=0.99,
         weight_decay=0.0,
-        max_steps=updates,
-        seed=seed,
+        max_steps=arguments.updates,
+        seed=arguments.seed,
         save_strategy="no",
         logging_steps=100,
         report_to="none",
@@ -245,16 +245,7 @@ def main():
             train_dataset=Dataset.from_list([{"prompt": ""}] * arguments.groups),
             callbacks=[Progress(rollouts, arguments.seconds, arguments.save)],
             peft_config=adapter(arguments.lora),
-            args=grpo(
-                swarm.home / "trl",
-                arguments.groups,
-                arguments.group_size,
-                arguments.tokens,
-                arguments.updates,
-                arguments.learning_rate,
-                arguments.seed,
-                arguments.temperature,
-            ),
+            args=grpo(swarm.home / "trl", arguments),
         )
         trainer.train()
 
