@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -40,9 +40,21 @@ if TYPE_CHECKING:
     from swarm_node.environments.presets import Tried
     from swarm_node.node.preflight.doctor import Finding
     from swarm_node.node.preflight.facts import Facts
+    from swarm_node.policy.models.config import ModelConfig
 
+# As wide as the longest subject, so that rows printed one after another are aligned.
+_SUBJECT_WIDTH = len("environment")
 _OF_NETWORK = {"port", "clock", "ticket", "membership"}
 _MARKS = {"ok": ("✓", "green"), "warning": ("▲", "yellow"), "error": ("✗", "red")}
+
+
+class Choices(NamedTuple):
+    """What settings name: a trial of the environment and the model's shape (None where it cannot
+    be used), and what was found in both."""
+
+    trial: Tried | None
+    shape: ModelConfig | None
+    findings: list[Finding]
 
 
 def doctor(
@@ -90,21 +102,28 @@ def doctor(
         **parse_assignments(assign or []),
     }
     settings = with_ticket(load_settings(flags, config=config, with_home=True))
+    early: list[Finding] = []
     if facts is not None:
         if network:
             raise ConfigError("--facts is about another machine, and --network about this one")
         machine_facts, findings = find_elsewhere(settings, facts)
     else:
-        machine_facts, findings = find(settings)
+        checked = check_choices(settings)
+        if not network and not json:
+            early = [row for row in checked.findings if row.level == "error"]
+            _show([row._replace(remedy=with_home(row.remedy, home)) for row in early], None)
+        machine_facts, findings = find(settings, checked)
     if network:
         network_findings = [finding for finding in findings if finding.subject in _OF_NETWORK]
         findings = [*find_network(settings), *network_findings]
     elif facts is None:
         findings += find_reach(settings)
+    exit_code = int(any(finding.level == "error" for finding in findings))
+    findings = [row for row in findings if row not in early]
     if facts is None:  # not of another machine
         findings = [row._replace(remedy=with_home(row.remedy, home)) for row in findings]
     _show(findings, machine_facts if json else None)
-    raise typer.Exit(int(any(finding.level == "error" for finding in findings)))
+    raise typer.Exit(exit_code)
 
 
 def _show(findings: Sequence[Finding], facts: Facts | None) -> None:
@@ -115,7 +134,7 @@ def _show(findings: Sequence[Finding], facts: Facts | None) -> None:
 
         rows = [finding._asdict() for finding in findings]
         typer.echo(json_of({"schema": SCHEMA, "checks": rows, "facts": to_stored(facts)}))
-    else:
+    elif findings:
         from rich.console import Console
 
         Console(highlight=False).print(findings_view(findings))
@@ -144,51 +163,62 @@ def find_elsewhere(settings: Settings, path: Path) -> tuple[Facts, list[Finding]
     return facts, [finding for finding in findings if finding.subject in SUBJECTS]
 
 
-def find(settings: Settings) -> tuple[Facts, list[Finding]]:
+def check_choices(settings: Settings) -> Choices:
+    """What settings name, checked without torch, so that a mistyped name is answered at once.
+
+    Raises:
+        HomeError: the data directory cannot be used.
+    """
+    from swarm_node.cli.verbs.plan import shape_of
+    from swarm_node.environments.presets import try_environment
+    from swarm_node.node.home.home import Home
+    from swarm_node.node.preflight.doctor import Finding
+    from swarm_node.node.start.admission import of_choice, run_checks
+    from swarm_node.policy.models.model import of_hub
+
+    Home(settings.home).check()
+    trial, shape = None, None
+    findings: list[Finding] = []
+    try:
+        trial = try_environment(settings.environment.name, settings.environment.options)
+        findings += run_checks(of_choice(settings))
+    except ConfigError as error:
+        findings.append(Finding("environment", "error", *error.split_remedies()))
+    try:
+        shape = shape_of(settings.model)
+    except ModelError as error:
+        if of_hub(settings.model) is None:
+            findings.append(Finding("model", "error", *error.split_remedies()))
+    return Choices(trial, shape, findings)
+
+
+def find(settings: Settings, choices: Choices | None = None) -> tuple[Facts, list[Finding]]:
     """Everything about a start with these settings, on this machine.
 
     Raises:
         TicketError: the ticket's file cannot be read.
         HomeError: the data directory cannot be used.
     """
-    from swarm_node.cli.verbs.plan import shape_of
-    from swarm_node.environments.presets import prompt_bytes, try_environment
+    from swarm_node.environments.presets import prompt_bytes
     from swarm_node.node.home.home import Home
     from swarm_node.node.preflight.defaults import for_model
-    from swarm_node.node.preflight.doctor import Finding, examine, measure_product_times
+    from swarm_node.node.preflight.doctor import examine, measure_product_times
     from swarm_node.node.preflight.facts import gather
-    from swarm_node.node.preflight.right_answers import examine_rows
-    from swarm_node.node.start.admission import of_choice, run_checks
     from swarm_node.node.start.resolve_names import ticket_text
-    from swarm_node.policy.models.model import of_hub
     from swarm_node.policy.planning.demand import Lengths
 
+    trial, shape, problems = choices or check_choices(settings)
     home = Home(settings.home)
-    home.check()
     if home.checkpoints.exists():
         from swarm_node.node.start.derive import with_stored_rank  # imports torch
 
         settings = with_stored_rank(settings, home.checkpoints)
-    shape, lengths = None, Lengths()
-    problems: list[Finding] = []
-    try:
-        trial = try_environment(settings.environment.name, settings.environment.options)
-        problems += run_checks(of_choice(settings))
-        if trial.lists:
-            rows = asyncio.run(examine_rows(settings.environment))
-            problems += rows.findings
-            trial = rows.completing(trial)
-    except ConfigError as error:
-        trial = None
-        problems.append(Finding("environment", "error", *error.split_remedies()))
-    try:
-        shape = shape_of(settings.model)
-    except ModelError as error:
-        if of_hub(settings.model) is None:
-            problems.append(Finding("model", "error", *error.split_remedies()))
+    trial, of_rows = _with_rows(settings, trial)
+    problems = problems + of_rows
     if shape is not None:
         settings = for_model(settings, shape)
         problems += _of_gguf(settings.model)
+    lengths = Lengths()
     if trial is not None:
         lengths = Lengths(trial.turns, prompt_bytes(trial, settings.environment.options))
     if shape is not None and trial is not None and not home.in_use():
@@ -202,6 +232,21 @@ def find(settings: Settings) -> tuple[Facts, list[Finding]]:
         # The finding says: after a download.
         findings = [finding for finding in findings if finding.subject != "model"]
     return facts, findings + [finding for finding in problems if finding not in findings]
+
+
+def _with_rows(settings: Settings, trial: Tried | None) -> tuple[Tried | None, list[Finding]]:
+    """Examine the rows of an environment that lists its tasks. Without a trial, or if the rows
+    cannot be read, no trial."""
+    from swarm_node.node.preflight.doctor import Finding
+    from swarm_node.node.preflight.right_answers import examine_rows
+
+    if trial is None or not trial.lists:
+        return trial, []
+    try:
+        rows = asyncio.run(examine_rows(settings.environment))
+    except ConfigError as error:
+        return None, [Finding("environment", "error", *error.split_remedies())]
+    return rows.completing(trial), rows.findings
 
 
 def _of_gguf(name: str) -> Iterator[Finding]:
@@ -302,6 +347,9 @@ def findings_view(findings: Sequence[Finding]) -> Table:
     from swarm_node.program.commands import printable
 
     table = Table.grid(padding=(0, 1))
+    table.add_column()
+    table.add_column(min_width=_SUBJECT_WIDTH)
+    table.add_column()
     for finding in findings:
         mark, colour = _MARKS[finding.level]
         # Drivers and files of other machines wrote some of it.

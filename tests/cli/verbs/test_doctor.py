@@ -121,6 +121,16 @@ def test_what_makes_a_start_impossible_is_marked(
     assert re.search(rf"^✗ +({subject}) ", shown, re.M), shown
 
 
+def test_a_mistyped_name_is_answered_first_and_once(tmp_path: Path) -> None:
+    code, shown = run(tmp_path, "--model", "no-such-model", "--environment", "none.jsonl")
+    marks = [line.split()[0] for line in shown.splitlines() if line[0] != " "]
+    assert (code, marks[:2], marks.count("✗")) == (1, ["✗", "✗"], 2)
+    columns = {
+        line.index(line.split(maxsplit=2)[2]) for line in shown.splitlines() if line[0] != " "
+    }
+    assert len(columns) == 1
+
+
 def test_before_a_start_the_coordinator_and_the_peers_of_before_are_tried(tmp_path: Path) -> None:
     home, peer = tmp_path / "home", Identity.generate().peer_id
     Home(home).begin()
