@@ -178,7 +178,7 @@ gpu-table: setup
 	touch $@
 
 # Hours on two cores; resumes where it stopped. Results are in docs/experiments.md.
-ONE_NODE := --nodes 1 --delay 0,0 --loss 0 --set experience.local=8 --set experience.external=0
+ONE_NODE := --nodes 1 --delay 0,0 --message-loss 0 --set experience.local=8 --set experience.external=0
 experiments: setup
 	$(BIN)/python -m research sapo --regime dense
 	$(BIN)/python -m research sapo --regime sparse

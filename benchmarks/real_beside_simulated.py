@@ -107,8 +107,8 @@ def run_simulated(pace: Pace, nodes: int, at: Sequence[int], seed: int) -> Measu
     settings = simulation_settings(seed, _SHARED)
     with progress_bar("simulating", nodes * at[-1]) as advance:
         report = simulate(scenario, settings, advance)
-    curve = report.held_out.curve
-    answer_rate = settings.sampling.group_size * report.groups_made / (nodes * at[-1])
+    curve = report.eval_reward.curve
+    answer_rate = settings.sampling.group_size * report.sampled / (nodes * at[-1])
     return Measured([entry for entry, _ in curve], [reward for _, reward in curve], answer_rate)
 
 

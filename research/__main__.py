@@ -15,7 +15,7 @@ from swarm_node.cli.options import AssignOption
 from swarm_node.cli.verbs.simulate import (
     CorrectionOption,
     DelayOption,
-    LossOption,
+    MessageLossOption,
     NodesOption,
     RoundsOption,
     range_of,
@@ -105,7 +105,7 @@ def staleness(
         str, typer.Option(help="Corrections, or losses.")
     ] = "positive,sampler,none",
     delay: DelayOption = "0.5,4",
-    loss: LossOption = 0.1,
+    message_loss: MessageLossOption = 0.1,
     report: ReportOption = Path("staleness-report"),
     assign: AssignOption = None,
 ) -> None:
@@ -115,7 +115,7 @@ def staleness(
 
     flags, names = _flags(assign), tuple(corrections.split(","))
     ages, delays = _whole_numbers("--lags", lags), range_of("--delay", delay)
-    Staleness(nodes, rounds, seeds, flags, ages, names, delays, loss).run(report)
+    Staleness(nodes, rounds, seeds, flags, ages, names, delays, message_loss).run(report)
 
 
 @app.command(epilog=_RESUMES)

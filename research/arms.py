@@ -106,9 +106,9 @@ def informative_counts(report: SimulationReport) -> tuple[float, float]:
     local_groups, external_groups = experience["local"], experience["external"]
     size = 2 * local_groups if external_groups == "auto" else local_groups + external_groups
     if report.settings["plan"].get("filtered"):
-        return report.informative_per_update, float(size)
+        return report.mixed_per_step, float(size)
     predictions = []
-    for mixed, round_groups in zip(rounds.mixed, rounds.made, strict=True):
+    for mixed, round_groups in zip(rounds.mixed_sampled, rounds.sampled, strict=True):
         if round_groups:
             local_groups = min(round_groups, size)
             predictions.append(
@@ -116,16 +116,16 @@ def informative_counts(report: SimulationReport) -> tuple[float, float]:
                     local_groups, size - local_groups, len(report.nodes), mixed / round_groups
                 )
             )
-    return report.informative_per_update, sum(predictions) / max(1, len(predictions))
+    return report.mixed_per_step, sum(predictions) / max(1, len(predictions))
 
 
 @dataclass(frozen=True, slots=True)
 class Regime:
     """The nodes begin with the model of `recipe`, or with the one that ships, on the tasks of a
-    `preset`. Each node samples `specialised` task families; 0 means all of them."""
+    `preset`. Each node samples `families_per_node` task families; 0 means all of them."""
 
     recipe: Recipe | None = None
-    specialised: int = 0
+    families_per_node: int = 0
     preset: str = "short"
 
     def model(self, directory: Path) -> str:
@@ -144,7 +144,7 @@ REGIMES: Mapping[str, Regime] = {
     "very-sparse": Regime(
         Recipe(noise=Noise(bare_share=0.002, wrong_share=0.02, evasive_share=0.25))
     ),
-    "specialised": Regime(_SPARSE, specialised=2),
+    "specialised": Regime(_SPARSE, families_per_node=2),
     "headroom": Regime(Recipe(), preset="long"),
 }
 

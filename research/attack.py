@@ -186,5 +186,5 @@ def _honest_share(reports: Iterable[SimulationReport]) -> float:
         for node in report.nodes:
             counts = attack_figures(node.study).refused
             refused_groups += sum(counts.get(reason, 0) for reason in _CONTENT)
-            received_groups += node.groups_received
+            received_groups += node.accepted
     return refused_groups / max(1, received_groups + refused_groups)

@@ -43,7 +43,9 @@ class CostRatio:
         rounds, size = report.rounds, report.settings["sampling"]["group_size"]
         costs = (
             size * (self.made * made_groups + self.trained * trained_groups) / unit
-            for made_groups, trained_groups in zip(rounds.made, rounds.informative, strict=True)
+            for made_groups, trained_groups in zip(
+                rounds.sampled, rounds.mixed_in_batch, strict=True
+            )
         )
         return list(accumulate(costs, initial=0.0))
 
@@ -74,7 +76,7 @@ def reward_at(report: SimulationReport, spent: Sequence[float], budget: float) -
 
     `spent` is the cost up to each round. Beyond the last measurement the last one stands.
     """
-    curve = [(spent[entry], reward) for entry, reward in report.held_out.curve]
+    curve = [(spent[entry], reward) for entry, reward in report.eval_reward.curve]
     after = bisect_left(curve, budget, key=lambda point: point[0])
     if after == 0 or after == len(curve):
         return curve[min(after, len(curve) - 1)][1]
@@ -83,12 +85,12 @@ def reward_at(report: SimulationReport, spent: Sequence[float], budget: float) -
 
 
 def _updates(report: SimulationReport) -> Sequence[float]:
-    return range(len(report.rounds.made) + 1)
+    return range(len(report.rounds.sampled) + 1)
 
 
 def groups_made(report: SimulationReport) -> Sequence[float]:
     """Groups that a node had made at the end of each round."""
-    return list(accumulate(report.rounds.made, initial=0.0))
+    return list(accumulate(report.rounds.sampled, initial=0.0))
 
 
 def answers_made(report: SimulationReport) -> Sequence[float]:
@@ -100,7 +102,7 @@ def answers_made(report: SimulationReport) -> Sequence[float]:
 def cpu_seconds(report: SimulationReport) -> Sequence[float]:
     """CPU seconds that a node had used at the end of each round. A report has the sum of the run
     only, so every round is taken to cost the same."""
-    rounds, nodes = len(report.rounds.made), len(report.nodes)
+    rounds, nodes = len(report.rounds.sampled), len(report.nodes)
     return [report.cpu_seconds / nodes * entry / rounds for entry in range(rounds + 1)]
 
 

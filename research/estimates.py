@@ -181,12 +181,12 @@ def over_seeds(curves: Sequence[Curve]) -> tuple[list[int], list[Estimate]]:
 
 def held_out(reports: Sequence[SimulationReport]) -> tuple[list[int], list[Estimate]]:
     """The rounds at which held-out reward was measured, and the estimate at each of them."""
-    return over_seeds([report.held_out.curve for report in reports])
+    return over_seeds([report.eval_reward.curve for report in reports])
 
 
 def area(report: SimulationReport) -> float:
     """The mean held-out reward over the updates of a run: the area under its curve."""
-    curve = report.held_out.curve
+    curve = report.eval_reward.curve
     pieces = [(b - a) * (x + y) / 2 for (a, x), (b, y) in pairwise(curve)]
     return sum(pieces) / (curve[-1][0] - curve[0][0])
 
@@ -203,5 +203,5 @@ def all_nodes(reports: Sequence[SimulationReport]) -> list[SimulatedNode]:
 
 def per_update(nodes: Sequence[SimulatedNode], count: Callable[[SimulatedNode], float]) -> float:
     """The sum of `count` over the nodes, divided by the number of their updates."""
-    updates = sum(node.updates + node.skipped_updates for node in nodes)
+    updates = sum(node.steps + node.skipped_batches for node in nodes)
     return sum(map(count, nodes)) / updates

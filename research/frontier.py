@@ -128,7 +128,7 @@ class Frontier:
         """The arms of a stage, with the number of nodes of the swarm that each is compared with."""
         yield from ((DEFAULT, nodes) for nodes in self.sizes)
         if self.stage == "pilot":
-            if not GROUNDS[regime].regime.specialised:
+            if not GROUNDS[regime].regime.families_per_node:
                 yield SOURCE, SIZES[0]
             whole = regime == "dense"
             yield from (

@@ -193,16 +193,18 @@ def scenario_of(
 ) -> StudyScenario:
     """The scenario of a run in a swarm of `nodes`, or of a rival of such a swarm, whose nodes make
     `answers` per update."""
-    central, specialised = rival.kind == "central", ground.regime.specialised
+    central, families_per_node = rival.kind == "central", ground.regime.families_per_node
     count = {"solo": ground.alone, "central": 1, "supervised": 1}.get(rival.kind, nodes)
-    if central and specialised:
-        specialised = min(_FAMILIES, nodes * specialised)  # those that its samplers have
+    if central and families_per_node:
+        families_per_node = min(
+            _FAMILIES, nodes * families_per_node
+        )  # those that its samplers have
     whole = updates(rival, rounds, nodes, answers)
     return StudyScenario(
         nodes=count,
         rounds=whole,
         seed=seed,
-        specialised=specialised,
+        families_per_node=families_per_node,
         # With one batch under way, groups are an update old by themselves.
         behind=max(0, rival.lag - 1),
         samplers=nodes if central else 0,

@@ -35,6 +35,7 @@ ARCHIVE = "runs.jsonl.xz"
 #: How the names of runs' own files end.
 _RUN = "-n*-s*.json"
 _DIGITS = 4
+_FIRST_NAMES = {"families_per_node": "specialised", "message_loss": "loss"}
 
 
 class Raw(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -116,11 +117,11 @@ def key_of(raw: Raw) -> RunKey:
 def raw_of(place: RunKey, report: SimulationReport, plan: str, commit: str) -> Raw:
     """The raw result of a report."""
     nodes, rounds = report.nodes, report.rounds
-    at = [entry for entry, _ in report.held_out.curve]
+    at = [entry for entry, _ in report.eval_reward.curve]
     size = report.settings["sampling"]["group_size"]
-    made_groups = list(accumulate(rounds.made, initial=0.0))
-    mixed_groups = list(accumulate(rounds.mixed, initial=0.0))
-    informative_groups = list(accumulate(rounds.informative, initial=0.0))
+    made_groups = list(accumulate(rounds.sampled, initial=0.0))
+    mixed_groups = list(accumulate(rounds.mixed_sampled, initial=0.0))
+    informative_groups = list(accumulate(rounds.mixed_in_batch, initial=0.0))
     shares = [
         (mixed_groups[b] - mixed_groups[a]) / (made_groups[b] - made_groups[a])
         if made_groups[b] > made_groups[a]
@@ -136,16 +137,18 @@ def raw_of(place: RunKey, report: SimulationReport, plan: str, commit: str) -> R
         report=report.hash,
         commit=commit,
         updates=at,
-        unseen=_short(reward for _, reward in report.held_out.curve),
-        seen=_short(reward for _, reward in report.seen.curve) if report.seen else [],
+        unseen=_short(reward for _, reward in report.eval_reward.curve),
+        seen=_short(reward for _, reward in report.train_reward.curve)
+        if report.train_reward
+        else [],
         answers=_short(size * made_groups[entry] for entry in at),
         informative=_short(informative_groups[entry] for entry in at),
         share=_short(shares),
         bytes=sum(node.bytes_sent for node in nodes) + weights,
         weights=weights,
         cpu=round(report.cpu_seconds, 2),
-        own_lag=round(sum(node.own_lag for node in nodes) / len(nodes), 3),
-        peers_lag=round(sum(node.peers_lag for node in nodes) / len(nodes), 3),
+        own_lag=round(sum(node.local_staleness for node in nodes) / len(nodes), 3),
+        peers_lag=round(sum(node.external_staleness for node in nodes) / len(nodes), 3),
         kinds=[_short(reward for _, reward in model.curve) for model in models],
         hostile=round(
             sum(attack_figures(node.study).trained_hostile for node in nodes) / len(nodes), _DIGITS
@@ -154,7 +157,10 @@ def raw_of(place: RunKey, report: SimulationReport, plan: str, commit: str) -> R
 
 
 def plan_digest(description: dict[str, Any]) -> str:
-    """sha256 of a description, in hex."""
+    """sha256 of a description, in hex. Fields of the plan keep the names that they had when the
+    first runs were stored, so that a renamed field makes no run anew."""
+    plan = {_FIRST_NAMES.get(key, key): value for key, value in description["plan"].items()}
+    description = {**description, "plan": plan}
     return hashlib.sha256(msgspec.json.encode(description, order="sorted")).hexdigest()
 
 

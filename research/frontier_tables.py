@@ -232,7 +232,7 @@ def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Tabl
     groups, reward, share = (_means(pilot, name) for name in ("informative", "unseen", "share"))
     # A share is that of the groups since the measurement before, which the first one lacks.
     learning = Learning(groups, reward, [share[1], *share[1:]])
-    specialised = GROUNDS[regime].regime.specialised
+    families_per_node = GROUNDS[regime].regime.families_per_node
     how = "fitted by a formula" if regime in FITTED else "predicted from the pilot"
     table = results_table(
         f"{regime}: the default's reward, {how}, and measured",
@@ -246,7 +246,7 @@ def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Tabl
             continue
         updates = (runs or pilot_runs)[0].updates[-1]
         lag = round(_mean(pilot_runs, lambda run: run.peers_lag))
-        covered = min(1.0, nodes * specialised / 9) if specialised else 1.0
+        covered = min(1.0, nodes * families_per_node / 9) if families_per_node else 1.0
         predicted_reward = predicted(
             learning, nodes, batch=_BATCH, updates=updates, lag=lag, covered=covered
         )

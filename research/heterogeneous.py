@@ -122,8 +122,8 @@ def groups_table(results: Results[Composition]) -> Table:
             *(kind, swarm.name, swarm.arm.name),
             f"{curves[0][0][1]:.3f}",
             f"{estimate([curve[-1][1] for curve in curves]):.3f}",
-            f"{per_update(nodes, lambda node: node.groups_made):.2f}",
-            f"{per_update(nodes, lambda node: node.trained_foreign):.2f}",
+            f"{per_update(nodes, lambda node: node.sampled):.2f}",
+            f"{per_update(nodes, lambda node: node.trained_cross_model):.2f}",
             f"{per_update(nodes, lambda node: 1000 * node.cpu_seconds):.0f}",
         )
     return table
@@ -133,7 +133,7 @@ def gains_table(results: Results[Composition]) -> Table:
     """Gain of a kind in each swarm over learning alone, early, midway and at the end. A gain is the
     difference of two runs with the same seed."""
     title = "held-out reward less that alone, mean ± 95% interval over seeds"
-    points = next(iter(results.values()))[0].held_out.curve
+    points = next(iter(results.values()))[0].eval_reward.curve
     columns = sorted({1, len(points) // 2, len(points) - 1})
     table = results_table(title, _LABELS, [f"{points[at][0]} updates" for at in columns])
     baselines = {swarm.kinds: r for swarm, r in results.items() if swarm.arm.name == ALONE}

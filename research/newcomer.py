@@ -65,7 +65,7 @@ class Newcomer(RegimeExperiment[str]):
         return cases
 
     def tables(self, results: Results[str]) -> Iterable[Table]:
-        aims = [_SHARE * report.held_out.curve[1][1] for report in results[_JOINS]]
+        aims = [_SHARE * report.eval_reward.curve[1][1] for report in results[_JOINS]]
         by_case = {
             name: [reached(report, aim) for report, aim in zip(reports, aims, strict=True)]
             for name, reports in results.items()
@@ -110,7 +110,7 @@ def reached(report: SimulationReport, reward: float) -> Reached:
     interpolated between two measurements."""
     curve, joined = _curve(report), late_node(report)
     size = report.settings["sampling"]["group_size"]
-    groups_per_round: Sequence[float] = joined.made if joined else report.rounds.made
+    groups_per_round: Sequence[float] = joined.made if joined else report.rounds.sampled
     answers = list(accumulate((size * groups for groups in groups_per_round), initial=0.0))
     for (begin, before), (end, after) in pairwise(curve):
         if after >= reward:
@@ -122,4 +122,4 @@ def reached(report: SimulationReport, reward: float) -> Reached:
 
 def _curve(report: SimulationReport) -> Curve:
     joined = late_node(report)
-    return joined.curve if joined else report.held_out.curve
+    return joined.curve if joined else report.eval_reward.curve

@@ -55,11 +55,11 @@ _SHARED: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Regime:
-    """A node samples `specialised` of the families (0: all). An answer has `tokens` at most. A solo
-    run has `alone` nodes that share nothing: several where nodes are unlike."""
+    """A node samples `families_per_node` of the families (0: all). An answer has `tokens` at most.
+    A solo run has `alone` nodes that share nothing: several where nodes are unlike."""
 
     tokens: int = 12
-    specialised: int = 0
+    families_per_node: int = 0
     alone: int = 1
 
 
@@ -67,7 +67,7 @@ REGIMES: Mapping[str, Regime] = {
     "same": Regime(),
     # Only a model that does not repeat the question has room for the number.
     "rare": Regime(tokens=6),
-    "private": Regime(specialised=1, alone=2),
+    "private": Regime(families_per_node=1, alone=2),
 }
 
 
@@ -206,7 +206,7 @@ def settings_of(arm: Arm, regime: Regime) -> dict[str, Any]:
 def scenario_of(arm: Arm, regime: Regime, nodes: int, seed: int, model: str) -> StudyScenario:
     """The scenario of a run in a swarm of `nodes`, or of the rival of such a swarm."""
     central = arm.kind == "central"
-    specialised = regime.specialised * (not central)
+    families_per_node = regime.families_per_node * (not central)
     if arm.kind == "solo":
         rounds = math.ceil(SOLO_ANSWERS / (arm.own * GROUP))
         at = tuple(math.ceil(rounds * share) for share in (1 / 4, 1 / 2, 3 / 4))
@@ -217,7 +217,7 @@ def scenario_of(arm: Arm, regime: Regime, nodes: int, seed: int, model: str) -> 
         nodes=1 if central else nodes,
         rounds=rounds,
         seed=seed,
-        specialised=specialised,
+        families_per_node=families_per_node,
         samplers=nodes if central else 0,
         eval_at=at,
         eval_tasks=EVAL_TASKS,

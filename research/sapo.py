@@ -67,7 +67,7 @@ class Sapo(RegimeExperiment[Arm]):
         scenario = StudyScenario(
             self.nodes,
             self.rounds,
-            specialised=regime.specialised,
+            families_per_node=regime.families_per_node,
             models=(self.model or regime.model(directory),),
         )
         return {
@@ -115,7 +115,7 @@ def held_out_table(results: Results[Arm]) -> Table:
     table = results_table(HELD_OUT, ("arm",), ("start", "middle", "end", "area", "seeds"))
     for arm, reports in results.items():
         _, points = held_out(reports)
-        start = f"{reports[0].held_out.start:.3f}"
+        start = f"{reports[0].eval_reward.start:.3f}"
         middle, end = f"{points[len(points) // 2]:.3f}", f"{points[-1]:.3f}"
         whole = f"{estimate(list(map(area, reports))):.3f}"
         table.add_row(arm.name, start, middle, end, whole, str(len(reports)))
@@ -157,11 +157,11 @@ def reward_table(results: Results[Arm]) -> Table:
     title = "cumulative reward; the paper's figures are of its own setting"
     table = results_table(title, ("arm",), ("own groups", "", "batch", "", "paper", ""))
     base = next((reports for arm, reports in results.items() if arm.name == "8/0"), ())
-    own_base = [report.cumulative_own for report in base]
-    batch_base = [report.cumulative_batch for report in base]
+    own_base = [report.cumulative_local_reward for report in base]
+    batch_base = [report.cumulative_batch_reward for report in base]
     for arm, reports in results.items():
-        own_reward = estimate([report.cumulative_own for report in reports])
-        batch_reward = estimate([report.cumulative_batch for report in reports])
+        own_reward = estimate([report.cumulative_local_reward for report in reports])
+        batch_reward = estimate([report.cumulative_batch_reward for report in reports])
         table.add_row(
             arm.name,
             *(f"{own_reward:.1f}", _against(own_reward.mean, own_base)),
@@ -178,13 +178,13 @@ def mechanism_table(results: Results[Arm]) -> Table:
     table = results_table(title, ("arm",), headings)
     for arm, reports in results.items():
         counts = [informative_counts(report) for report in reports]
-        answers = [answers_made(report)[-1] / len(report.rounds.made) for report in reports]
+        answers = [answers_made(report)[-1] / len(report.rounds.sampled) for report in reports]
         nodes = all_nodes(reports)
         table.add_row(
             arm.name,
             *(f"{sum(column) / len(counts):.2f}" for column in zip(*counts, strict=True)),
             f"{sum(answers) / len(answers):.1f}",
-            f"{sum(node.own_lag for node in nodes) / len(nodes):.1f}",
+            f"{sum(node.local_staleness for node in nodes) / len(nodes):.1f}",
             f"{per_update(nodes, lambda node: 1000 * node.cpu_seconds):.0f}",
             f"{per_update(nodes, lambda node: node.bytes_received) / 1024:.1f}",
         )

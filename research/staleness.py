@@ -57,7 +57,8 @@ Setting = tuple[str, int]
 
 @dataclass(frozen=True)
 class Staleness(Experiment[Setting]):
-    """Compares every correction at every lag; `delay` and `loss` are those of a `StudyScenario`.
+    """Compares every correction at every lag; `delay` and `message_loss` are those of a
+    `StudyScenario`.
 
     Raises:
         ConfigError: no such correction, a negative lag, or fewer than 3 rounds.
@@ -70,7 +71,7 @@ class Staleness(Experiment[Setting]):
     lags: tuple[int, ...]
     corrections: tuple[str, ...]
     delay: tuple[float, float]
-    loss: float
+    message_loss: float
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.corrections if name not in CORRECTIONS]
@@ -115,7 +116,7 @@ class Staleness(Experiment[Setting]):
             self.nodes,
             self.rounds,
             delay=self.delay,
-            loss=self.loss,
+            message_loss=self.message_loss,
             behind=max(0, lag - 1),
             eval_rounds=max(1, self.rounds // 3),
         )
@@ -126,13 +127,13 @@ class Staleness(Experiment[Setting]):
 
 def _figures(reports: Sequence[SimulationReport]) -> tuple[str, ...]:
     nodes = all_nodes(reports)
-    trained = per_update(nodes, lambda node: node.trained_own + node.trained_external)
+    trained = per_update(nodes, lambda node: node.trained_local + node.trained_external)
     external = per_update(nodes, lambda node: node.trained_external)
     _, points = held_out(reports)
-    own_lag = sum(node.own_lag for node in nodes) / len(nodes)
+    own_lag = sum(node.local_staleness for node in nodes) / len(nodes)
     return (
-        f"{own_lag:.1f} ({max(node.own_lag_most for node in nodes)})",
-        f"{sum(node.peers_lag for node in nodes) / len(nodes):.1f}",
+        f"{own_lag:.1f} ({max(node.max_local_staleness for node in nodes)})",
+        f"{sum(node.external_staleness for node in nodes) / len(nodes):.1f}",
         f"{trained:.1f} ({external:.1f})",
         *(f"{points[at]:.3f}" for at in (1, 2, -1)),
     )

@@ -63,7 +63,7 @@ def test_buffers_stay_within_their_bounds_at_a_hundredfold_difference(
     assert peak.remembered <= 8 * (settings.capacity_own + settings.capacity_external)
     for node in report.nodes:
         # However fast it is, the sampler makes no more than is trained on soon.
-        assert node.trained_own <= node.groups_made <= node.trained_own + waiting
-        assert node.updates + node.skipped_updates == rounds
+        assert node.trained_local <= node.sampled <= node.trained_local + waiting
+        assert node.steps + node.skipped_batches == rounds
     # The case is real: a fast sampler makes the next update's groups too, a slow one few of them.
     assert (peak.own >= 1.5 * (settings.local + settings.external)) is full

@@ -26,10 +26,10 @@ def simulate(
     rounds: int = 60,
     seed: int = 0,
     report: str | Path | None = None,
-    specialised: int = 0,
+    families_per_node: int = 0,
     model: str | Sequence[str] = "tiny",
     delay: tuple[float, float] = (0.0, 0.0),
-    loss: float = 0.0,
+    message_loss: float = 0.0,
     speeds: tuple[float, float] = (1.0, 1.0),
     correction: str | None = None,
     eval_rounds: int = 10,
@@ -39,13 +39,13 @@ def simulate(
     """Run a whole swarm in this process, as `swarm-node simulate` does with the same options, and
     return its result. The same arguments give the same `hash`.
 
-    `local` and `external` are own and peers' groups per update (I and J, which may be "auto"),
-    `rounds` the updates of each node, `specialised` the families that each samples (0: all).
+    `local` and `external` are local and external groups per step (I and J, which may be "auto"),
+    `rounds` the steps of each node, `families_per_node` the families that each samples (0: all).
     `model` is "tiny" or a directory; several are dealt to the nodes. `delay` is a range of virtual
-    seconds, `loss` the share of messages that are lost, `speeds` the range of the nodes' speeds,
-    and `correction` that of peers' groups. `settings` are keys of `swarm-node config`; no file and
-    no variable is read. `report` is a directory for report.json and learning.png. `progress`, such
-    as `print`, is called with a line after each round.
+    seconds, `message_loss` the fraction of messages that are lost, `speeds` the range of the nodes'
+    speeds, and `correction` that of external groups. `settings` are keys of `swarm-node config`; no
+    file and no variable is read. `report` is a directory for report.json and learning.png.
+    `progress`, such as `print`, is called with a line after each round.
 
     Raises:
         ConfigError: a value is impossible.
@@ -56,9 +56,9 @@ def simulate(
         nodes=nodes,
         rounds=rounds,
         seed=seed,
-        specialised=specialised,
+        families_per_node=families_per_node,
         delay=delay,
-        loss=loss,
+        message_loss=message_loss,
         speeds=speeds,
         eval_rounds=eval_rounds,
         models=(model,) if isinstance(model, str) else tuple(model),

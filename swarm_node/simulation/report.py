@@ -18,8 +18,8 @@ REPORT_FILE = "report.json"
 _DPI, _INCHES = 120, (12.0, 3.6)
 
 
-class HeldOut(msgspec.Struct, frozen=True):
-    """Reward on texts of one kind, mean over nodes: pass@1 of each node's own samples. `curve` is
+class RewardCurve(msgspec.Struct, frozen=True):
+    """Reward on prompts of one kind, mean over nodes: pass@1 of each node's own samples. `curve` is
     pairs of round and reward."""
 
     start: float
@@ -29,7 +29,7 @@ class HeldOut(msgspec.Struct, frozen=True):
 
 class ModelCurve(msgspec.Struct, frozen=True):
     """The nodes of one model. `model` and `tokenizer` are sha256 in hex, `nodes` is their number,
-    and `curve` is pairs of round and their mean reward on unseen texts."""
+    and `curve` is pairs of round and their mean eval reward."""
 
     model: str
     tokenizer: str
@@ -37,35 +37,39 @@ class ModelCurve(msgspec.Struct, frozen=True):
     curve: list[tuple[int, float]]
 
 
-class RoundFigures(msgspec.Struct, frozen=True):
+class RoundMetrics(msgspec.Struct, frozen=True):
     """One entry per round.
 
-    own, batch: mean reward of the groups made, and of those trained on; summed over nodes.
-    informative, external: informative and peers' groups among those trained on; mean over nodes.
-    made, mixed: own groups made, and the informative ones among them; mean over nodes.
+    local_reward, batch_reward: mean reward of the groups sampled, and of those trained on; summed
+        over nodes.
+    mixed_in_batch, external_in_batch: groups with mixed rewards and external groups among those
+        trained on; mean over nodes.
+    sampled, mixed_sampled: groups sampled, and those with mixed rewards among them; mean over
+        nodes.
     """
 
-    own: list[float]
-    batch: list[float]
-    informative: list[float]
-    external: list[float]
-    made: list[float]
-    mixed: list[float]
+    local_reward: list[float]
+    batch_reward: list[float]
+    mixed_in_batch: list[float]
+    external_in_batch: list[float]
+    sampled: list[float]
+    mixed_sampled: list[float]
 
 
 class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """One node. Groups, bytes and CPU seconds are counted up to the end of its last round.
 
     model: index of its model in the report's `models`.
-    trained_foreign: those of `trained_external` that another model made.
+    trained_cross_model: those of `trained_external` that another model sampled.
+    eval_reward: at its end; None if it was not measured.
     weights: sha256 of its last weights, in hex.
     rejected: how often something from a peer was rejected, by reason.
     bytes_sent, bytes_received: payloads only.
     cpu_seconds: without the measurements of reward.
-    own_lag, peers_lag: mean lag of own and of peers' groups trained on, 0 if there were none. The
-        lag of a group is the number of updates by which its policy was older than the trained one.
-    own_lag_most: the largest lag of an own group.
-    trained_past: own groups trained on once more, which `trained_own` leaves out.
+    local_staleness, external_staleness: mean staleness of local and of external groups trained on,
+        0 if there were none: the policy versions between sampling a group and training on it.
+    max_local_staleness: the largest staleness of a local group.
+    trained_replay: local groups trained on once more, which `trained_local` leaves out.
     study: what a study adds (`Swarm.node_figures`).
     """
 
@@ -73,45 +77,45 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     model: int
     speed: float
     families: list[str]
-    updates: int
-    skipped_updates: int
-    groups_made: int
-    groups_received: int
-    trained_own: int
+    steps: int
+    skipped_batches: int
+    sampled: int
+    accepted: int
+    trained_local: int
     trained_external: int
-    trained_foreign: int
-    held_out_end: float | None
+    trained_cross_model: int
+    eval_reward: float | None
     weights: str
     rejected: dict[str, int]
     bytes_sent: int
     bytes_received: int
     cpu_seconds: float
-    own_lag: float
-    own_lag_most: int
-    peers_lag: float
-    trained_past: int = 0
+    local_staleness: float
+    max_local_staleness: int
+    external_staleness: float
+    trained_replay: int = 0
     study: dict[str, Any] = {}
 
 
 class SimulationReport(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything a simulation found. `hash` covers all of it except CPU seconds. `held_out` is
-    reward on unseen texts, `seen` on texts that training may draw. `study` is what a study adds
+    """Everything a simulation found. `hash` covers all of it except CPU seconds. `eval_reward` is
+    reward on held-out prompts, `train_reward` on training prompts. `study` is what a study adds
     (`Swarm.figures`)."""
 
     schema: int
     hash: str
     settings: dict[str, Any]
-    held_out: HeldOut
+    eval_reward: RewardCurve
     models: list[ModelCurve]
-    cumulative_own: float
-    cumulative_batch: float
-    informative_per_update: float
-    groups_made: int
+    cumulative_local_reward: float
+    cumulative_batch_reward: float
+    mixed_per_step: float
+    sampled: int
     virtual_seconds: float
     cpu_seconds: float
-    rounds: RoundFigures
+    rounds: RoundMetrics
     nodes: list[SimulatedNode]
-    seen: HeldOut | None = None
+    train_reward: RewardCurve | None = None
     study: dict[str, Any] = {}
 
     def plot(self) -> Drawing:
@@ -127,7 +131,7 @@ def make_report(
     settings: dict[str, Any],
     curve: Sequence[tuple[int, float]],
     models: list[ModelCurve],
-    rounds: RoundFigures,
+    rounds: RoundMetrics,
     nodes: list[SimulatedNode],
     virtual_seconds: float,
     train_curve: Sequence[tuple[int, float]],
@@ -135,32 +139,32 @@ def make_report(
 ) -> SimulationReport:
     """Sum up and hash.
 
-    `cumulative_own` adds up, over nodes and rounds, the mean reward of the groups a node made.
-    `cumulative_batch` adds up that of the groups it trained on. SAPO plots the latter; it rises
-    with every borrowed group, whether or not the node learns from it.
+    `cumulative_local_reward` adds up, over nodes and rounds, the mean reward of the groups that a
+    node sampled. `cumulative_batch_reward` adds up that of the groups it trained on. SAPO plots the
+    latter; it rises with every external group, whether or not the node learns from it.
     """
     report = SimulationReport(
         schema=SCHEMA,
         hash="",
         settings=settings,
-        held_out=_course(curve),
+        eval_reward=_course(curve),
         models=models,
-        cumulative_own=sum(rounds.own),
-        cumulative_batch=sum(rounds.batch),
-        informative_per_update=sum(rounds.informative) / len(rounds.informative),
-        groups_made=sum(node.groups_made for node in nodes),
+        cumulative_local_reward=sum(rounds.local_reward),
+        cumulative_batch_reward=sum(rounds.batch_reward),
+        mixed_per_step=sum(rounds.mixed_in_batch) / len(rounds.mixed_in_batch),
+        sampled=sum(node.sampled for node in nodes),
         virtual_seconds=virtual_seconds,
         cpu_seconds=sum(node.cpu_seconds for node in nodes),
         rounds=rounds,
         nodes=nodes,
-        seen=_course(train_curve) if train_curve else None,
+        train_reward=_course(train_curve) if train_curve else None,
         study=study,
     )
     return msgspec.structs.replace(report, hash=_digest(report))
 
 
-def _course(curve: Sequence[tuple[int, float]]) -> HeldOut:
-    return HeldOut(curve[0][1], curve[-1][1], list(curve))
+def _course(curve: Sequence[tuple[int, float]]) -> RewardCurve:
+    return RewardCurve(curve[0][1], curve[-1][1], list(curve))
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -268,23 +272,25 @@ def plot_learning(report: SimulationReport, figure: Any) -> None:
     for number, model in enumerate(report.models, 1):
         label = f"model {number} ({model.nodes} nodes)"
         learning.plot(*zip(*model.curve, strict=True), marker=".", label=label)
-    if report.seen is not None:
-        train_curve = zip(*report.seen.curve, strict=True)
+    if report.train_reward is not None:
+        train_curve = zip(*report.train_reward.curve, strict=True)
         learning.plot(
             *train_curve, color="grey", linewidth=0.8, label="training prompts, all nodes"
         )
-    split = "held out by seed" if report.seen is None else "held-out prompts"
+    split = "held out by seed" if report.train_reward is None else "held-out prompts"
     learning.set(title=f"eval reward, {split}", ylim=(0, 1))
-    reward.plot([value / count for value in report.rounds.own], label="local groups")
-    reward.plot([value / count for value in report.rounds.batch], "--", label="training batch")
+    reward.plot([value / count for value in report.rounds.local_reward], label="local groups")
+    reward.plot(
+        [value / count for value in report.rounds.batch_reward], "--", label="training batch"
+    )
     reward.set(title="mean reward per round", ylim=(0, 1))
-    groups.plot(report.rounds.informative, label="mixed rewards in the batch")
-    groups.plot(report.rounds.external, "--", label="external in the batch")
+    groups.plot(report.rounds.mixed_in_batch, label="mixed rewards in the batch")
+    groups.plot(report.rounds.external_in_batch, "--", label="external in the batch")
     groups.set(title="groups per step", ylim=(0, None))
     for panel in (learning, reward, groups):
         panel.set_xlabel("round")
         panel.grid(alpha=0.3)
-    if len(report.models) > 1 or report.seen is not None:
+    if len(report.models) > 1 or report.train_reward is not None:
         learning.legend()
     reward.legend()
     groups.legend()

@@ -105,8 +105,8 @@ def progress_bar(description: str, total: int) -> Iterator[Callable[[], None]]:
 
 def summary(report: SimulationReport, models: Sequence[str]) -> str:
     """The result in a few lines; `models` are those of the scenario."""
-    nodes, held_out = report.nodes, report.held_out
-    count, updates = len(nodes), sum(node.updates for node in nodes)
+    nodes, held_out = report.nodes, report.eval_reward
+    count, updates = len(nodes), sum(node.steps for node in nodes)
     received_bytes = sum(node.bytes_received for node in nodes) / count
     names = dict.fromkeys(models)
     by_model = [
@@ -118,14 +118,14 @@ def summary(report: SimulationReport, models: Sequence[str]) -> str:
             f"eval reward          {held_out.start:.3f} -> {held_out.end:.3f}",
             *(
                 [f"training prompts     {train_curve.start:.3f} -> {train_curve.end:.3f}"]
-                if (train_curve := report.seen)
+                if (train_curve := report.train_reward)
                 else []
             ),
             *(by_model if len(by_model) > 1 else ()),
-            f"cumulative reward    {report.cumulative_own:.2f} of local groups, "
-            f"{report.cumulative_batch:.2f} of training batches",
-            f"mixed rewards        {report.informative_per_update:.2f} groups per step",
-            f"groups sampled       {report.groups_made} by {count} nodes in {updates} steps",
+            f"cumulative reward    {report.cumulative_local_reward:.2f} of local groups, "
+            f"{report.cumulative_batch_reward:.2f} of training batches",
+            f"mixed rewards        {report.mixed_per_step:.2f} groups per step",
+            f"groups sampled       {report.sampled} by {count} nodes in {updates} steps",
             f"per node             {received_bytes / 1024:.0f} KiB received, "
             f"{report.cpu_seconds / count:.2f} CPU s",
             f"virtual time         {report.virtual_seconds:.0f} s",

@@ -17,10 +17,10 @@ class Scenario:
 
     rounds: batches per node.
     seed: decides everything that is left to chance.
-    specialised: task families that each node samples, 0 for all. Node i starts at family
-        i × specialised.
+    families_per_node: task families that each node samples, 0 for all. Node i starts at family
+        i × families_per_node.
     delay: a message takes a uniform draw from this range of virtual seconds.
-    loss: the probability that a message is lost.
+    message_loss: the probability that a message is lost.
     speeds: the speed of a node is a uniform draw from this range.
     behind: updates by which samplers get their weights late.
     eval_rounds, eval_tasks: rounds between measurements of reward, and tasks per family with
@@ -36,9 +36,9 @@ class Scenario:
     nodes: int = 8
     rounds: int = 60
     seed: int = 0
-    specialised: int = 0
+    families_per_node: int = 0
     delay: tuple[float, float] = (0.0, 0.0)
-    loss: float = 0.0
+    message_loss: float = 0.0
     speeds: tuple[float, float] = (1.0, 1.0)
     behind: int = 0
     pace: Pace = field(default_factory=Pace)
@@ -54,10 +54,12 @@ class Scenario:
                 f"{len(self.models)} models are dealt to {self.nodes} nodes: every one of at least "
                 "1 model needs a node"
             )
-        if not 0 <= self.seed < 1 << 32 or min(self.specialised, self.behind) < 0:
+        if not 0 <= self.seed < 1 << 32 or min(self.families_per_node, self.behind) < 0:
             raise ConfigError("the seed is within [0, 2^32), families and updates are 0 or more")
-        if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.loss <= 1:
-            raise ConfigError("a delay is a range LO,HI of seconds >= 0, a loss within 0 and 1")
+        if not 0 <= self.delay[0] <= self.delay[1] or not 0 <= self.message_loss <= 1:
+            raise ConfigError(
+                "a delay is a range LO,HI of seconds >= 0, a message loss within 0 and 1"
+            )
         if not 0 < self.speeds[0] <= self.speeds[1]:
             raise ConfigError("speeds are a range LO,HI of factors > 0")
 

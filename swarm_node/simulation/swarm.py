@@ -54,7 +54,7 @@ from swarm_node.simulation.models import (
 from swarm_node.simulation.paced import PacedSampler, PacedTrainer
 from swarm_node.simulation.report import (
     ModelCurve,
-    RoundFigures,
+    RoundMetrics,
     SimulatedNode,
     SimulationReport,
     make_report,
@@ -168,7 +168,7 @@ class Swarm:
             self.environment, settings.environment.families
         )
         self._network = MemoryNetwork(
-            self.seeded.rng("network"), delay=scenario.delay, loss=scenario.loss
+            self.seeded.rng("network"), delay=scenario.delay, loss=scenario.message_loss
         )
         self._finished_ids: set[str] = set()
 
@@ -282,9 +282,9 @@ class Swarm:
         self, index: int, membership: Membership, info: EnvironmentInfo, speed: float
     ) -> SwarmMember:
         scenario, model, history = self.scenario, self._models[index], self.history()
-        families = dealt_families(info.families, index, scenario.specialised)
+        families = dealt_families(info.families, index, scenario.families_per_node)
         settings = self.settings.model_copy(update={"model": model.name})
-        if scenario.specialised:
+        if scenario.families_per_node:
             settings = _with(settings, "environment", families=list(families))
         place = self._work / str(index)
         place.mkdir()
@@ -329,13 +329,13 @@ class Swarm:
         members = self.counted_members
         histories = [member.history for member in members]
         models = list(dict.fromkeys(self._models))
-        rounds = RoundFigures(
-            own=per_round(sum, [history.local_rewards for history in histories]),
-            batch=per_round(sum, [history.batch for history in histories]),
-            informative=per_round(mean, [history.mixed_drawn for history in histories]),
-            external=per_round(mean, [history.external for history in histories]),
-            made=per_round(mean, [history.sampled for history in histories]),
-            mixed=per_round(mean, [history.mixed for history in histories]),
+        rounds = RoundMetrics(
+            local_reward=per_round(sum, [history.local_rewards for history in histories]),
+            batch_reward=per_round(sum, [history.batch for history in histories]),
+            mixed_in_batch=per_round(mean, [history.mixed_drawn for history in histories]),
+            external_in_batch=per_round(mean, [history.external for history in histories]),
+            sampled=per_round(mean, [history.sampled for history in histories]),
+            mixed_sampled=per_round(mean, [history.mixed for history in histories]),
         )
         return make_report(
             describe(self.scenario, self.settings),
@@ -367,23 +367,23 @@ def _row(member: SwarmMember, model: int, study: dict[str, Any]) -> SimulatedNod
         model=model,
         speed=member.speed,
         families=snapshot.local_families,
-        updates=snapshot.steps,
-        skipped_updates=snapshot.skipped_batches,
-        groups_made=sum(history.sampled),
-        groups_received=member.received_groups,
-        trained_own=sum(history.batch_sizes) - sum(history.external) - sum(history.past),
+        steps=snapshot.steps,
+        skipped_batches=snapshot.skipped_batches,
+        sampled=sum(history.sampled),
+        accepted=member.received_groups,
+        trained_local=sum(history.batch_sizes) - sum(history.external) - sum(history.past),
         trained_external=sum(history.external),
-        trained_foreign=sum(history.foreign),
-        held_out_end=history.curve[-1][1] if history.curve else None,
+        trained_cross_model=sum(history.foreign),
+        eval_reward=history.curve[-1][1] if history.curve else None,
         weights=member.trainer.digest,
         rejected=snapshot.rejected,
         bytes_sent=member.bytes_sent,
         bytes_received=member.bytes_received,
         cpu_seconds=member.cpu_seconds,
-        own_lag=mean(history.own_lags or [0]),
-        own_lag_most=max(history.own_lags, default=0),
-        peers_lag=mean(history.peers_lags or [0]),
-        trained_past=sum(history.past),
+        local_staleness=mean(history.own_lags or [0]),
+        max_local_staleness=max(history.own_lags, default=0),
+        external_staleness=mean(history.peers_lags or [0]),
+        trained_replay=sum(history.past),
         study=study,
     )
 

@@ -30,7 +30,7 @@ def test_it_gives_what_the_command_gives_also_in_a_notebook(tmp_path: Path) -> N
             external=1,
             seed=3,
             delay=(0.0, 1.0),
-            loss=0.1,
+            message_loss=0.1,
             speeds=(0.5, 2.0),
             settings=SMALL,
             report=tmp_path / "library",
@@ -40,7 +40,18 @@ def test_it_gives_what_the_command_gives_also_in_a_notebook(tmp_path: Path) -> N
     result = asyncio.run(notebook())
     assert structlog.get_config() == before
     assert structlog.is_configured() is configured  # or a member would log to stdout
-    options = ["--nodes", "2", "--rounds", "2", "--external", "1", "--seed", "3", "--loss", "0.1"]
+    options = [
+        "--nodes",
+        "2",
+        "--rounds",
+        "2",
+        "--external",
+        "1",
+        "--seed",
+        "3",
+        "--message-loss",
+        "0.1",
+    ]
     options += ["--delay", "0,1", "--speeds", "0.5,2", "--report", str(tmp_path / "command")]
     sets = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
     done = CliRunner().invoke(app, ["simulate", *options, *sets])
@@ -48,8 +59,8 @@ def test_it_gives_what_the_command_gives_also_in_a_notebook(tmp_path: Path) -> N
     assert f"hash                 {result.hash}" in done.stdout
     saved = load_report(tmp_path / "library" / "report.json")
     assert saved.hash == result.hash
-    assert [entry for entry, _ in result.held_out.curve] == [0, 2]
-    assert len(result.rounds.own) == 2
+    assert [entry for entry, _ in result.eval_reward.curve] == [0, 2]
+    assert len(result.rounds.local_reward) == 2
     assert result.plot()._repr_png_().startswith(b"\x89PNG")
     assert lines == ["round 1 of 2", "round 2 of 2"]
 
@@ -76,7 +87,7 @@ def test_an_interrupt_ends_the_simulation(monkeypatch: pytest.MonkeyPatch) -> No
     ("arguments", "kind", "words"),
     [
         ({"nodes": 0}, ConfigError, "1 node"),
-        ({"loss": 2.0}, ConfigError, "within 0"),
+        ({"message_loss": 2.0}, ConfigError, "within 0"),
         ({"external": "some"}, ConfigError, r"experience\.external"),
         ({"settings": {"experience.owm": 1}}, ConfigError, r"experience\.owm"),
         ({"model": ["tiny"] * 9}, ConfigError, "9 .* 8 nodes"),

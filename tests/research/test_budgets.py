@@ -15,7 +15,7 @@ from research.budgets import (
 from research.scenario import StudyScenario
 from research.swarm import simulate
 from swarm_node.errors import ConfigError
-from swarm_node.simulation.report import HeldOut, SimulationReport
+from swarm_node.simulation.report import RewardCurve, SimulationReport
 from swarm_node.simulation.run import simulation_settings
 
 
@@ -24,8 +24,8 @@ def report() -> SimulationReport:
     """A real one, with a curve that is easy to read."""
     settings = simulation_settings(1, {"experience.local": 2, "experience.external": 0})
     made = simulate(StudyScenario(nodes=1, rounds=4, eval_rounds=2, eval_tasks=1, seed=1), settings)
-    curve = HeldOut(0.1, 0.5, [(0, 0.1), (2, 0.3), (4, 0.5)])
-    return msgspec.structs.replace(made, held_out=curve)
+    curve = RewardCurve(0.1, 0.5, [(0, 0.1), (2, 0.3), (4, 0.5)])
+    return msgspec.structs.replace(made, eval_reward=curve)
 
 
 def test_reward_is_read_off_between_measurements(report: SimulationReport) -> None:
@@ -41,7 +41,7 @@ def test_an_arm_that_made_nothing_for_a_while_has_no_slope_there(report: Simulat
 def with_groups(
     report: SimulationReport, size: int, made: list[float], informative: list[float]
 ) -> SimulationReport:
-    rounds = msgspec.structs.replace(report.rounds, made=made, informative=informative)
+    rounds = msgspec.structs.replace(report.rounds, sampled=made, mixed_in_batch=informative)
     settings = {**report.settings, "sampling": {"group_size": size}}
     return msgspec.structs.replace(report, rounds=rounds, settings=settings)
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from research.estimates import area, estimate, paired
-from swarm_node.simulation.report import HeldOut, SimulationReport
+from swarm_node.simulation.report import RewardCurve, SimulationReport
 
 
 def test_an_estimate_is_a_mean_within_students_interval() -> None:
@@ -26,5 +26,5 @@ def test_the_area_under_a_curve_is_its_mean_over_the_updates(
     stored: SimulationReport,
 ) -> None:
     curve = [(2, 0.0), (4, 1.0), (8, 1.0)]
-    held_out = HeldOut(0.0, 1.0, curve)
-    assert area(msgspec.structs.replace(stored, held_out=held_out)) == pytest.approx(5 / 6)
+    held_out = RewardCurve(0.0, 1.0, curve)
+    assert area(msgspec.structs.replace(stored, eval_reward=held_out)) == pytest.approx(5 / 6)

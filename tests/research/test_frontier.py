@@ -130,7 +130,7 @@ def test_a_central_learner_makes_the_answers_of_all_nodes() -> None:
         scenario_of(RIVALS[f"central-lag{lag}"], GROUNDS["specialised"], 2, 1, 60, ["m"])
         for lag in (0, 4)
     )
-    assert (lag0.nodes, lag0.samplers, lag0.specialised, lag0.behind) == (1, 2, 4, 0)
+    assert (lag0.nodes, lag0.samplers, lag0.families_per_node, lag0.behind) == (1, 2, 4, 0)
     assert lag4.behind == 3
     found = settings_of(CENTRAL[0], GROUNDS["dense"], 8, 18.0)
     assert (found["experience.local"], found["experience.external"]) == (36, 0)

@@ -74,9 +74,9 @@ def test_groups_cross_tokenizers_both_ways(together: SimulationReport) -> None:
     assert ours.tokenizer != theirs.tokenizer
     for node in report.nodes:
         # One peer is of its kind and two are not.
-        assert 0 < node.trained_foreign < node.trained_external
+        assert 0 < node.trained_cross_model < node.trained_external
         assert node.rejected.keys() <= BLAMELESS
-    assert report.held_out.end == pytest.approx((ours.curve[-1][1] + theirs.curve[-1][1]) / 2)
+    assert report.eval_reward.end == pytest.approx((ours.curve[-1][1] + theirs.curve[-1][1]) / 2)
     assert {entry for entry, _ in theirs.curve} == {0, 3}
 
 
@@ -91,7 +91,7 @@ def test_among_one_model_nothing_is_foreign() -> None:
     )
     report = simulate(scenario, simulation_settings(0, {}))
     assert len(report.models) == 1
-    assert [node.trained_foreign for node in report.nodes] == [0, 0]
+    assert [node.trained_cross_model for node in report.nodes] == [0, 0]
     assert all(node.trained_external for node in report.nodes)
 
 

@@ -27,7 +27,7 @@ def test_the_newcomer_is_measured_beside_nodes_that_begin_alone(
     shown = run_twice(SMALL, "dense-n2-r10/newcomer.png")
     joins = next(line for line in shown.splitlines() if line.strip().startswith("joins"))
     report = load_report(tmp_path / "dense-n2-r10" / "joins" / "seed-0" / "report.json")
-    aim = 0.9 * report.held_out.curve[1][1]
+    aim = 0.9 * report.eval_reward.curve[1][1]
     assert f"{reached(report, aim).updates:.1f}" in joins
     for name in ("alone", "alone+filter", "supervised"):
         assert f"\n  {name} " in shown
@@ -39,12 +39,12 @@ def test_a_late_node_begins_when_the_others_have_trained_and_takes_their_groups(
     # Calls of one batch: after one of two batches, the others have groups in the first update too.
     report = simulate(scenario, simulation_settings(0, {"sampling.max_concurrent_groups": 8}))
     assert len(report.nodes) == 2
-    assert [entry for entry, _ in report.held_out.curve] == [0, 4, 6]
+    assert [entry for entry, _ in report.eval_reward.curve] == [0, 4, 6]
     late = late_node(report)
     assert [entry for entry, _ in late.curve] == [0, 2]
     assert len(late.made) == 2
     # It finds groups of the others in its first update; they found none in theirs.
-    assert late.external[0] > report.rounds.external[0] == 0
+    assert late.external[0] > report.rounds.external_in_batch[0] == 0
 
 
 def test_a_reward_is_reached_between_two_measurements_or_never(

@@ -106,10 +106,10 @@ def test_arms_differ_as_the_plan_says() -> None:
     for arm in SOLO:
         scenario = scenario_of(arm, private, 4, 1, "tiny")
         assert scenario.rounds * arm.own * 8 == SOLO_ANSWERS
-        assert (scenario.specialised, scenario.nodes) == (1, 4)
+        assert (scenario.families_per_node, scenario.nodes) == (1, 4)
         assert simulation_settings(1, settings_of(arm, private)).experience.external == 0
     central = scenario_of(CENTRAL, private, 4, 1, "tiny")
-    assert (central.nodes, central.samplers, central.specialised) == (1, 4, 0)
+    assert (central.nodes, central.samplers, central.families_per_node) == (1, 4, 0)
 
 
 def test_a_change_differs_from_the_default_in_one_thing(tmp_path: Path) -> None:

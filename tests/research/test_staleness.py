@@ -42,9 +42,9 @@ def test_what_an_update_took_is_tabled_and_the_lags_are_drawn_in_two_panels(
     stored: SimulationReport,
 ) -> None:
     replace = msgspec.structs.replace
-    nodes = [replace(stored.nodes[0], updates=2, trained_own=12, trained_external=4)]
-    held_out = replace(stored.held_out, curve=[(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4)])
-    report = replace(stored, nodes=nodes, held_out=held_out)
+    nodes = [replace(stored.nodes[0], steps=2, trained_local=12, trained_external=4)]
+    held_out = replace(stored.eval_reward, curve=[(0, 0.1), (1, 0.2), (2, 0.3), (3, 0.4)])
+    report = replace(stored, nodes=nodes, eval_reward=held_out)
     experiment = staleness(lags=(0, 2))
     results = {("none", lag): [report] for lag in (0, 2)}
     (table,) = experiment.tables(results)
@@ -71,11 +71,11 @@ def test_it_runs_shows_lags_and_resumes(
     assert len(files) == 2
     for path in files:
         report = load_report(path)
-        oldest = max(node.own_lag_most for node in report.nodes)
+        oldest = max(node.max_local_staleness for node in report.nodes)
         allowed = report.settings["experience"]["max_staleness"]
         assert min(1, allowed) <= oldest <= allowed
-        assert f"{report.nodes[0].own_lag:.1f} ({oldest})" in shown
-        assert report.settings["plan"]["loss"] == 0.1
+        assert f"{report.nodes[0].local_staleness:.1f} ({oldest})" in shown
+        assert report.settings["plan"]["message_loss"] == 0.1
     staleness().run(tmp_path)
     assert [path.stat().st_mtime_ns for path in files] == written
     assert capsys.readouterr().out == shown

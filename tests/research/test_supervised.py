@@ -29,8 +29,8 @@ def test_right_answers_teach_although_the_groups_made_do_not() -> None:
         )
         for supervised in (False, True)
     }
-    assert found[True].held_out.end > found[False].held_out.end + 0.1
-    assert found[True].nodes[0].skipped_updates == 0
+    assert found[True].eval_reward.end > found[False].eval_reward.end + 0.1
+    assert found[True].nodes[0].skipped_batches == 0
 
 
 @pytest.mark.slow(reason="a node learns for twelve rounds, twice")
@@ -38,9 +38,9 @@ def test_nodes_that_are_told_at_first_learn_from_rollouts_afterwards() -> None:
     scenario = StudyScenario(nodes=1, rounds=12, eval_rounds=6, seed=1, supervised=True)
     whole = simulate(scenario, SETTINGS)
     begun = simulate(replace(scenario, supervised=False, told=6), SETTINGS)
-    assert begun.held_out.curve[1] == whole.held_out.curve[1]
-    assert begun.held_out.end < whole.held_out.end
-    assert begun.nodes[0].skipped_updates > 0  # most of its groups of two have equal rewards
+    assert begun.eval_reward.curve[1] == whole.eval_reward.curve[1]
+    assert begun.eval_reward.end < whole.eval_reward.end
+    assert begun.nodes[0].skipped_batches > 0  # most of its groups of two have equal rewards
 
 
 def test_right_answers_are_to_tasks_of_the_preset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,11 +69,11 @@ def run(nodes: int, flags: dict[str, Any], **scenario: Any) -> SimulationReport:
 @pytest.mark.slow(reason="simulates a node and a swarm")
 def test_groups_of_the_past_are_counted_apart() -> None:
     (alone,) = run(1, batch_of(4, 0, 4) | {"experience.replay": 4}, rounds=6).nodes
-    assert alone.trained_own == 24
-    assert 0 < alone.trained_past <= 20
-    assert alone.own_lag_most <= 8
+    assert alone.trained_local == 24
+    assert 0 < alone.trained_replay <= 20
+    assert alone.max_local_staleness <= 8
     swarm = run(2, {"experience.replay": 4}, rounds=4)
-    assert all(node.trained_past and node.trained_external for node in swarm.nodes)
+    assert all(node.trained_replay and node.trained_external for node in swarm.nodes)
 
 
 @pytest.mark.slow(reason="simulates learners that several samplers feed")
@@ -82,26 +82,34 @@ def test_samplers_hold_weights_as_old_as_stated_and_their_bytes_are_counted() ->
     turns = flags | {"experience.max_staleness": 0}
     fed, alone = run(1, turns, samplers=4, rounds=3), run(1, turns, rounds=3)
     (prompt,) = fed.nodes
-    assert prompt.own_lag_most == 0
+    assert prompt.max_local_staleness == 0
     # They make the same answers in a quarter of the time, but for hundredths of a second in which
     # other loops run; three updates take a second each.
     assert prompt.weights == alone.nodes[0].weights
     assert fed.virtual_seconds - 3 == pytest.approx((alone.virtual_seconds - 3) / 4, abs=0.05)
     late = run(1, flags, samplers=4, behind=2, rounds=8, eval_at=(1, 3))
     (node,) = late.nodes
-    assert node.own_lag_most == 4  # two late, and two batches under way
+    assert node.max_local_staleness == 4  # two late, and two batches under way
     assert node.study["weights_sent"] == prompt.study["weights_sent"] // 3 * 8 > 8 * 4 * 100_000
-    assert [entry for entry, _ in late.held_out.curve] == [0, 1, 3, 8]
+    assert [entry for entry, _ in late.eval_reward.curve] == [0, 1, 3, 8]
 
 
 @pytest.mark.slow(reason="simulates swarms")
 def test_tasks_are_drawn_anew_for_each_seed_where_that_is_asked() -> None:
     """The start model is the same for all seeds, so only other tasks change its reward."""
     few = {"rounds": 1, "eval_tasks": 4}
-    fixed = {run(1, {}, seed=seed, **few).held_out.start for seed in (1, 2, 3)}
+    fixed = {run(1, {}, seed=seed, **few).eval_reward.start for seed in (1, 2, 3)}
     anew = [run(1, {}, seed=seed, fresh_tasks=True, **few) for seed in (1, 2, 3)]
     assert len(fixed) == 1
-    assert len({(report.held_out.start, report.seen and report.seen.start) for report in anew}) > 1
+    assert (
+        len(
+            {
+                (report.eval_reward.start, report.train_reward and report.train_reward.start)
+                for report in anew
+            }
+        )
+        > 1
+    )
     assert anew[0].settings["plan"]["fresh_tasks"] is True
     assert "fresh_tasks" not in run(1, {}, **few).settings["plan"]
 
@@ -111,10 +119,10 @@ def test_reward_of_the_first_nodes_alone_is_measured_where_that_is_asked() -> No
     """A measurement draws nothing that a node draws, so that all of them end as they would."""
     shape = {"rounds": 4, "eval_rounds": 2}
     few, all_of_them = run(3, {}, eval_nodes=2, **shape), run(3, {}, **shape)
-    assert [node.held_out_end is None for node in few.nodes] == [False, False, True]
-    ends = [node.held_out_end for node in few.nodes[:2] if node.held_out_end is not None]
-    assert few.held_out.end == pytest.approx(sum(ends) / 2)
-    assert [entry for entry, _ in few.held_out.curve] == [0, 2, 4]
+    assert [node.eval_reward is None for node in few.nodes] == [False, False, True]
+    ends = [node.eval_reward for node in few.nodes[:2] if node.eval_reward is not None]
+    assert few.eval_reward.end == pytest.approx(sum(ends) / 2)
+    assert [entry for entry, _ in few.eval_reward.curve] == [0, 2, 4]
     assert [node.weights for node in few.nodes] == [node.weights for node in all_of_them.nodes]
     assert few.settings["plan"]["eval_nodes"] == 2
     assert "eval_nodes" not in all_of_them.settings["plan"]
@@ -123,8 +131,8 @@ def test_reward_of_the_first_nodes_alone_is_measured_where_that_is_asked() -> No
 @pytest.mark.slow(reason="simulates swarms")
 def test_alone_with_the_filter_every_group_trained_on_is_informative() -> None:
     report = run(1, {"experience.local": 4, "experience.external": 0}, filtered=True, rounds=2)
-    assert report.rounds.informative == [4.0, 4.0]
-    assert report.nodes[0].groups_made > 8
+    assert report.rounds.mixed_in_batch == [4.0, 4.0]
+    assert report.nodes[0].sampled > 8
     assert report.nodes[0].bytes_received == 0
 
 

@@ -35,12 +35,12 @@ def run(
 
 @pytest.fixture(scope="module")
 def first() -> SimulationReport:
-    return run(delay=(0.1, 2.0), loss=0.05)
+    return run(delay=(0.1, 2.0), message_loss=0.05)
 
 
 def test_the_same_seed_gives_the_same_hash_and_another_does_not(first: SimulationReport) -> None:
-    assert run(delay=(0.1, 2.0), loss=0.05).hash == first.hash
-    other = run(seed=1, delay=(0.1, 2.0), loss=0.05)
+    assert run(delay=(0.1, 2.0), message_loss=0.05).hash == first.hash
+    other = run(seed=1, delay=(0.1, 2.0), message_loss=0.05)
     assert other.hash != first.hash
     assert {node.weights for node in other.nodes}.isdisjoint(node.weights for node in first.nodes)
 
@@ -48,7 +48,7 @@ def test_the_same_seed_gives_the_same_hash_and_another_does_not(first: Simulatio
 @pytest.mark.slow(reason="starts two processes that simulate a swarm each")
 def test_every_process_gives_the_same_hash(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "swarm_node", "simulate", "--nodes", "2", "--rounds", "3"]
-    options = ["--delay", "0,1", "--loss", "0.1", "--speeds", "0.5,2"]
+    options = ["--delay", "0,1", "--message-loss", "0.1", "--speeds", "0.5,2"]
     hashes = []
     for hash_seed in ("1", "2"):
         done = subprocess.run(
@@ -67,22 +67,30 @@ def test_every_process_gives_the_same_hash(tmp_path: Path) -> None:
 
 
 def test_a_report_adds_up(first: SimulationReport) -> None:
-    assert [entry for entry, _ in first.held_out.curve] == [0, 2, 4]
-    assert first.held_out.curve[-1][1] == pytest.approx(
-        sum(node.held_out_end for node in first.nodes) / 3
+    assert [entry for entry, _ in first.eval_reward.curve] == [0, 2, 4]
+    assert first.eval_reward.curve[-1][1] == pytest.approx(
+        sum(node.eval_reward for node in first.nodes) / 3
     )
-    assert [entry for entry, _ in first.seen.curve] == [0, 2, 4]
-    assert (first.seen.start, first.seen.end) == (first.seen.curve[0][1], first.seen.curve[-1][1])
+    assert [entry for entry, _ in first.train_reward.curve] == [0, 2, 4]
+    assert (first.train_reward.start, first.train_reward.end) == (
+        first.train_reward.curve[0][1],
+        first.train_reward.curve[-1][1],
+    )
     text = summary(first, ["tiny"])
-    assert f"eval reward          {first.held_out.start:.3f} -> {first.held_out.end:.3f}" in text
-    assert f"training prompts     {first.seen.start:.3f} -> {first.seen.end:.3f}" in text
-    assert first.cumulative_own == pytest.approx(sum(first.rounds.own))
-    assert len(first.rounds.batch) == 4
-    assert 0 < first.informative_per_update <= 8
+    assert (
+        f"eval reward          {first.eval_reward.start:.3f} -> {first.eval_reward.end:.3f}" in text
+    )
+    assert (
+        f"training prompts     {first.train_reward.start:.3f} -> {first.train_reward.end:.3f}"
+        in text
+    )
+    assert first.cumulative_local_reward == pytest.approx(sum(first.rounds.local_reward))
+    assert len(first.rounds.batch_reward) == 4
+    assert 0 < first.mixed_per_step <= 8
     for node in first.nodes:
-        assert node.updates + node.skipped_updates == 4
-        assert node.groups_made >= node.trained_own > 0
-        assert node.groups_received >= node.trained_external
+        assert node.steps + node.skipped_batches == 4
+        assert node.sampled >= node.trained_local > 0
+        assert node.accepted >= node.trained_external
         assert len(node.families) == 9
     # What one sends another receives, less what was lost or still under way.
     sent = sum(node.bytes_sent for node in first.nodes)
@@ -91,7 +99,7 @@ def test_a_report_adds_up(first: SimulationReport) -> None:
 
 
 def test_nodes_train_on_each_others_groups_and_specialists_sample_their_own() -> None:
-    report = run(specialised=2, speeds=(0.5, 2.0))
+    report = run(families_per_node=2, speeds=(0.5, 2.0))
     assert [node.families for node in report.nodes] == [
         ["alphabet", "doubling"],
         ["initials", "largest"],
@@ -103,7 +111,7 @@ def test_nodes_train_on_each_others_groups_and_specialists_sample_their_own() ->
 
 @pytest.mark.slow(reason="simulates twelve rounds of four nodes")
 def test_sharing_goes_on_over_a_network_that_delays_and_loses_messages() -> None:
-    report = run(nodes=4, rounds=12, eval_rounds=12, delay=(0.5, 4.0), loss=0.1)
+    report = run(nodes=4, rounds=12, eval_rounds=12, delay=(0.5, 4.0), message_loss=0.1)
     trained = sum(node.trained_external for node in report.nodes)
     # One greeting and one listing take nine virtual seconds here, three updates.
     assert trained > 4 * 6
@@ -114,11 +122,11 @@ def test_sharing_goes_on_over_a_network_that_delays_and_loses_messages() -> None
 def test_late_weights_make_old_groups_but_none_older_than_allowed() -> None:
     late = run(behind=2, experience={"max_staleness": 3}, nodes=2, rounds=5)
     prompt = run(experience={"max_staleness": 0}, nodes=1, rounds=2)
-    assert prompt.nodes[0].own_lag == prompt.nodes[0].own_lag_most == 0
+    assert prompt.nodes[0].local_staleness == prompt.nodes[0].max_local_staleness == 0
     for node in late.nodes:
-        assert node.own_lag > 1
-        assert 2 <= node.own_lag_most <= 3
-    assert all(node.peers_lag >= 0 for node in late.nodes)
+        assert node.local_staleness > 1
+        assert 2 <= node.max_local_staleness <= 3
+    assert all(node.external_staleness >= 0 for node in late.nodes)
 
 
 def test_a_saved_report_is_read_back_and_an_altered_one_is_not(
@@ -126,7 +134,7 @@ def test_a_saved_report_is_read_back_and_an_altered_one_is_not(
 ) -> None:
     files = save_report(first, tmp_path)
     assert load_report(files[0]) == first
-    altered = files[0].read_text().replace('"trained_own": ', '"trained_own": 1', 1)
+    altered = files[0].read_text().replace('"trained_local": ', '"trained_local": 1', 1)
     files[0].write_text(altered)
     assert load_report(files[0]) is None
     files[0].write_text(altered[:100])
@@ -140,7 +148,7 @@ def test_a_saved_report_is_read_back_and_an_altered_one_is_not(
         {"nodes": 0},
         {"seed": -1},
         {"delay": (2.0, 1.0)},
-        {"loss": 1.5},
+        {"message_loss": 1.5},
         {"speeds": (0.0, 1.0)},
         {"behind": -1},
     ],
@@ -156,7 +164,7 @@ def test_a_node_alone_comes_to_fill_its_batches() -> None:
     # An update takes time in the controller's eyes, too: otherwise no mixture is worth more.
     report = run(nodes=1, rounds=24, eval_rounds=24)
     # A call of the sampler makes sixteen groups, which are two batches of eight.
-    assert sorted(report.rounds.made[-4:]) == [0, 0, 16, 16]
+    assert sorted(report.rounds.sampled[-4:]) == [0, 0, 16, 16]
 
 
 def test_simulated_nodes_learn_from_each_others_dialogues() -> None:
@@ -164,6 +172,6 @@ def test_simulated_nodes_learn_from_each_others_dialogues() -> None:
     scenario = Scenario(nodes=2, rounds=3, seed=1, models=("tiny-talk",), eval_tasks=2)
     report = simulate(scenario, settings)
     for node in report.nodes:
-        assert node.updates == 3
+        assert node.steps == 3
         assert node.trained_external > 0
         assert not {why for why in node.rejected if REASONS[why] is Blame.VIOLATION}

@@ -13,7 +13,7 @@ from swarm_node.errors import ConfigError
 NodesOption = Annotated[int, typer.Option(min=1, max=1024, help="Nodes in the swarm.")]
 RoundsOption = Annotated[int, typer.Option(min=1, help="Steps of each node.")]
 DelayOption = Annotated[str, typer.Option(help="Virtual delay: LO,HI seconds.")]
-LossOption = Annotated[
+MessageLossOption = Annotated[
     float, typer.Option(min=0, max=1, help="Network loss: fraction of messages lost.")
 ]
 CorrectionOption = Annotated[
@@ -32,7 +32,7 @@ def simulate(
     report: Annotated[
         Path | None, typer.Option(help="Directory for report.json and learning.png.")
     ] = None,
-    specialised: Annotated[
+    families_per_node: Annotated[
         int, typer.Option(min=0, help="Families that each node samples; 0: all.")
     ] = 0,
     model: Annotated[
@@ -40,7 +40,7 @@ def simulate(
         typer.Option(help="tiny, or a directory; several are dealt to the nodes."),
     ] = None,
     delay: DelayOption = "0,0",
-    loss: LossOption = 0.0,
+    message_loss: MessageLossOption = 0.0,
     speeds: Annotated[str, typer.Option(help="Speeds of the nodes: LO,HI.")] = "1,1",
     correction: CorrectionOption = None,
     eval_rounds: Annotated[int, typer.Option(min=1, help="Rounds from eval to eval.")] = 10,
@@ -62,9 +62,9 @@ def simulate(
         nodes=nodes,
         rounds=rounds,
         seed=seed,
-        specialised=specialised,
+        families_per_node=families_per_node,
         delay=delays,
-        loss=loss,
+        message_loss=message_loss,
         speeds=paces,
         eval_rounds=eval_rounds,
         models=tuple(models or ("tiny",)),
