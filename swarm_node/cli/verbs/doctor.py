@@ -91,7 +91,6 @@ def doctor(
     """
     from swarm_node.config import load_settings, parse_assignments
     from swarm_node.node.start.resolve_names import with_ticket
-    from swarm_node.program.commands import with_home
 
     flags = {
         "home": home,
@@ -102,28 +101,43 @@ def doctor(
         **parse_assignments(assign or []),
     }
     settings = with_ticket(load_settings(flags, config=config, with_home=True))
+    if facts is not None and network:
+        raise ConfigError("--facts is about another machine, and --network about this one")
+    has_error = _report(settings, home, facts, network=network, json=json)
+    raise typer.Exit(int(has_error))
+
+
+def _report(
+    settings: Settings, home: Path | None, path: Path | None, *, network: bool, json: bool
+) -> bool:
+    """Examine this machine, or another by its facts in `path`, and print what was found, first the
+    errors in what was typed. True if a start is impossible."""
+    from swarm_node.program.commands import with_home
+
+    if path is not None:
+        facts, findings = find_elsewhere(settings, path)
+        _show(findings, facts if json else None)
+        return _has_error(findings)
+    checked = check_choices(settings)
     early: list[Finding] = []
-    if facts is not None:
-        if network:
-            raise ConfigError("--facts is about another machine, and --network about this one")
-        machine_facts, findings = find_elsewhere(settings, facts)
-    else:
-        checked = check_choices(settings)
-        if not network and not json:
-            early = [row for row in checked.findings if row.level == "error"]
-            _show([row._replace(remedy=with_home(row.remedy, home)) for row in early], None)
-        machine_facts, findings = find(settings, checked)
+    if not network and not json:
+        early = [row for row in checked.findings if row.level == "error"]
+        _show([row._replace(remedy=with_home(row.remedy, home)) for row in early], None)
+    facts, findings = find(settings, checked)
     if network:
         network_findings = [finding for finding in findings if finding.subject in _OF_NETWORK]
         findings = [*find_network(settings), *network_findings]
-    elif facts is None:
+    else:
         findings += find_reach(settings)
-    exit_code = int(any(finding.level == "error" for finding in findings))
-    findings = [row for row in findings if row not in early]
-    if facts is None:  # not of another machine
-        findings = [row._replace(remedy=with_home(row.remedy, home)) for row in findings]
-    _show(findings, machine_facts if json else None)
-    raise typer.Exit(exit_code)
+    rows = [row for row in findings if row not in early]
+    _show(
+        [row._replace(remedy=with_home(row.remedy, home)) for row in rows], facts if json else None
+    )
+    return _has_error(findings)
+
+
+def _has_error(findings: Sequence[Finding]) -> bool:
+    return any(finding.level == "error" for finding in findings)
 
 
 def _show(findings: Sequence[Finding], facts: Facts | None) -> None:
