@@ -48,9 +48,9 @@ MARGIN = 0.02
 #: The batch of the default swarm, in groups, and the solo arm with as many informative ones.
 _BATCH = 8
 _COSTS: Mapping[str, Callable[[Raw], Sequence[float]]] = {
-    "answers per learner": lambda run: run.answers,
-    "answers in all": lambda run: run.everybodys,
-    "CPU seconds in all": lambda run: run.seconds,
+    "completions per learner": lambda run: run.answers,
+    "completions in total": lambda run: run.everybodys,
+    "CPU seconds in total": lambda run: run.seconds,
     "bytes sent": lambda run: run.traffic,
 }
 Runs = Mapping[str, list[Raw]]
@@ -259,29 +259,35 @@ def prediction_table(directory: Path, regime: str, sizes: Sequence[int]) -> Tabl
 
 
 def draw(directory: Path, stage: str, regime: str, path: Path) -> list[Path]:
-    """Reward on unseen texts over each cost, for the best solo arm, the swarm of SIZE and the
-    central learner on one axis; returns the file that was written."""
+    """Eval reward over each cost, for the best solo arm, the swarm of SIZE and the central learner
+    on one axis; returns the file that was written."""
     runs = runs_of(directory, stage, regime, SIZE)
     _, solo = solo_gain(runs) if DEFAULT.name in runs else ([], "")
     _, central = central_gain(runs)
-    shown_arms = [arm for arm in (solo, DEFAULT.name, central) if arm in runs]
+    labels = {
+        solo: "strongest isolated node",
+        DEFAULT.name: f"node in a swarm of {SIZE}",
+        central: "central learner",
+    }
 
     def fill(figure: Any) -> None:
         panels = figure.subplots(1, len(_COSTS), sharey=True)
         for panel, (name, cost) in zip(panels, _COSTS.items(), strict=True):
-            for arm in shown_arms:
-                arm_runs = runs[arm]
+            for arm, label in labels.items():
+                arm_runs = runs.get(arm)
+                if arm_runs is None:
+                    continue
                 points = [
                     estimate(values) for values in zip(*(r.unseen for r in arm_runs), strict=True)
                 ]
                 places = [sum(v) / len(arm_runs) for v in zip(*map(cost, arm_runs), strict=True)]
                 if places[-1] > 0:
                     # The start cost nothing, which a logarithm cannot show.
-                    draw_band(panel, places[1:], points[1:], arm)
+                    draw_band(panel, places[1:], points[1:], label)
             panel.set(xlabel=name, xscale="log")
             panel.grid(alpha=0.3)
-        panels[0].set(ylabel="reward on unseen texts (pass@1)")
-        panels[0].legend()
+        panels[0].set(ylabel="eval reward (pass@1)")
+        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
 
     return save_picture(path, (15, 4), fill)
 
