@@ -96,6 +96,7 @@ function draw() {
     return;
   }
   const points = timeline();
+  text("chart-empty", points.length > 1 ? "" : "The curves begin with the second report of a member, about a minute after its start.");
   if (points.length > 1) used.draw(points.map(({ time }) => time), metrics[chosen](points));
 }
 
@@ -109,10 +110,12 @@ function show(picture) {
   document.title = `${picture.swarm} · swarm`;
   text("title", `${picture.swarm} · coordinator`);
   text("where", `swarm ${picture.swarm_id.slice(0, 16)}…`);
+  const reporting = "nodes report here with: network.coordinator = \"https://…\"";
   if (fresh.length) verdict("good", `${fresh.length} of ${members.length} members report`, "");
-  else verdict("warning", "no member reported in the last 15 minutes", "nodes report here with: network.coordinator = \"https://…\"");
+  else if (rows.some((row) => row.reported)) verdict("warning", "no member reported in the last 15 minutes", reporting);
+  else verdict("warning", "waiting for the first report, which a node sends 15 s after its start", reporting);
   text("members", count(members.length));
-  text("members-more", `${count(rows.length - members.length)} left, expired or were revoked`);
+  text("members-more", `that use this coordinator; ${count(rows.length - members.length)} left, expired or were revoked`);
   text("held", rewards.length ? mean(rewards).toFixed(3) : "–");
   text("held-more", rewards.length ? `mean of ${rewards.length}; ${least(rewards).toFixed(3)} to ${greatest(rewards).toFixed(3)}` : "nobody measured yet");
   text("made", count(total("sampled")));
