@@ -48,10 +48,10 @@ def restore(
 ) -> None:
     """Restore a backup into a new data directory.
 
-    The home must not be in use: nothing is overwritten. Every file is checked against its digest
-    before the first one is put in place. The node starts a new epoch of its log, so it reuses no
-    sequence number from after the backup. Never run the old home and the restored one at once: both
-    would sign as the same peer.
+    The data directory must not be in use: nothing is overwritten. Every file is checked against its
+    digest before the first one is put in place. The node starts a new epoch of its log, so it
+    reuses no sequence number from after the backup. Never run the original node and the restored
+    one at once: both would sign as the same peer.
     """
     from swarm_node.node.home.backup import restore as restore_home
     from swarm_node.program.commands import home_option
