@@ -58,7 +58,7 @@ def settings_page() -> str:
     keys = explain_settings({}, environ={})
     for table, members in groupby(keys, lambda key: key.name.rpartition(".")[0]):
         model = Settings.model_fields[table].annotation if table else None
-        title = f"{table}: {_first_line(model)}" if table else "Of the node"
+        title = f"{table}: {_first_line(model)}" if table else "Node"
         parts.append(f"## {title}\n\n| setting | accepted | default | in use | meaning |\n")
         parts.append("| --- | --- | --- | --- | --- |\n" + "".join(map(_row, members)))
     page = "\n".join(parts)
