@@ -84,7 +84,7 @@ def test_every_page_that_the_program_names_exists() -> None:
 
 
 def test_a_page_or_heading_that_does_not_exist_is_found() -> None:
-    assert exists("docs/engines.md", "when-the-engine-fails-for-good")
+    assert exists("docs/engines.md", "when-the-engine-keeps-failing")
     assert not exists("docs/engines.md", "when-nothing-fails")
     assert not exists("docs/sites.md", "")
 
