@@ -32,9 +32,9 @@ from coordinator.admin import AdminClient
 #: What a node's page does with an event, and every fifth time with the slower answers.
 _NODE = """(n) => {
   for (const peer of shown.peers) {
-    peer.version += 1; peer.seconds_since_seen += 2; peer.received += 1; peer.took += 1;
+    peer.version += 1; peer.seconds_since_seen += 2; peer.accepted += 1; peer.sent += 1;
   }
-  for (const taught of shown.taught) taught.answers += 1;
+  for (const taught of shown.taught) taught.rollouts += 1;
   show({...shown, evals: [{...evals[evals.length - 1], seconds: 1e4 + n}]});
   if (n % 5) return;
   rows.push({...rows[rows.length - 1], time: rows[rows.length - 1].time + 10});
@@ -43,10 +43,10 @@ _NODE = """(n) => {
 #: What a coordinator's page does with the answers of ten seconds.
 _COORDINATOR = """(n) => {
   for (const row of shown.members) {
-    row.version += 1; row.published += 3; row.received += 2; row.trained_external += 1;
-    row.held_out.gcd = (n % 10) / 10;
+    row.version += 1; row.sampled += 3; row.accepted += 2; row.trained_external += 1;
+    row.eval_reward.gcd = (n % 10) / 10;
   }
-  take(shown.members.map((row, m) => ({...row, id: 1e6 + n, held_out: (n % 10) / 10,
+  take(shown.members.map((row, m) => ({...row, id: 1e6 + n, eval_reward: (n % 10) / 10,
     at: reports[reports.length - 1].at + (m === 0 ? 10 : 0)})));
   for (const cell of given.groups) cell[2] += 1;
   showExchange(given);

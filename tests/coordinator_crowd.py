@@ -24,8 +24,8 @@ async def report_of_crowd(
                 one,
                 EPOCH + hand.seconds,
                 version=10 * turn + number,
-                held_out=(("gcd", turn / (rounds + 1)), ("chess", number / members)),
-                published=10 * turn * (1 + number % 3),
+                eval_reward=(("gcd", turn / (rounds + 1)), ("chess", number / members)),
+                sampled=10 * turn * (1 + number % 3),
                 peers=tuple(known),
             )
             status, answer = await running.ask("POST", "/v1/reports", report, by=one)

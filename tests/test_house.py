@@ -75,7 +75,8 @@ BUDGET = {
     # that says what it did, and by 554 for errors that hold remedies and cheap checks that come
     # first, and by 300 for a tracker beside the node and `service install`; by 1,000 when
     # variables and fields got names that say what they are, which wrap more lines, and by 100 when
-    # judges became scoring workers and dialogues multi-turn rollouts.
+    # judges became scoring workers and dialogues multi-turn rollouts, and by 50 for the early
+    # answer of `doctor` and the simulation's report in the field's names.
     "product lines": 73_750,
     "commands": 45,  # `service install`
     "settings": 44,  # `run.track`

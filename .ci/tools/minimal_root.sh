@@ -85,7 +85,7 @@ inside ".venv/bin/python -c '
 import json
 nodes = json.load(open(\"demo-report/report.json\"))[\"nodes\"]
 for node in nodes:
-    print(node[\"name\"], node[\"updates\"], \"updates, held-out reward\", node[\"reward_start\"], \"to\", node[\"reward_end\"])
-assert nodes and all(node[\"updates\"] > 0 for node in nodes), \"a node of the demo made no update\"
+    print(node[\"name\"], node[\"steps\"], \"steps, eval reward\", node[\"reward_start\"], \"to\", node[\"reward_end\"])
+assert nodes and all(node[\"steps\"] > 0 for node in nodes), \"a node of the demo made no step\"
 '" || fail "the demo's report"
 say "passed: make demo without a compiler"

@@ -29,18 +29,19 @@ class _Outcome(NamedTuple):
 class RoundHistory:
     """Record of a node, with one entry per round (a batch the node trained on) in most lists.
 
-    own: mean reward of the groups that the node made since its last round, whether or not it
-        trained on them; the previous entry again if it made none.
+    local_rewards: mean reward of the groups that the node sampled since its last round, whether or
+        not it trained on them; the previous entry again if it sampled none.
     batch: mean reward of the groups trained on, which is SAPO's own metric.
-    drawn, informative, external, foreign: groups trained on; those whose rewards differ; those of
-        peers; those of peers with another model.
-    made, mixed: own groups made, and those of them whose rewards differ.
-    curve, seen: pairs of round and reward on unseen and on seen texts, one per measurement.
-    received: peers' groups that were accepted, over all rounds.
+    batch_sizes, mixed_drawn, external, foreign: groups trained on; those with mixed rewards;
+        external ones; cross-model ones.
+    sampled, mixed: groups sampled, and those of them with mixed rewards.
+    curve, train_curve: pairs of round and reward on held-out and on training prompts, one per
+        measurement.
+    accepted_groups: external groups that were accepted, over all rounds.
     own_lags, peers_lags: one entry per group trained on. It says by how many updates the policy
         that sampled the group was older than the one it trained. Such versions compare, because
         all nodes of a simulation count updates from the same start.
-    past: own groups that were trained on before, among those drawn; `own_lags` are without them.
+    past: local groups that were trained on before, among those drawn; `own_lags` are without them.
     """
 
     local_rewards: list[float] = field(default_factory=list)

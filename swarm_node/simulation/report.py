@@ -66,8 +66,9 @@ class SimulatedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     rejected: how often something from a peer was rejected, by reason.
     bytes_sent, bytes_received: payloads only.
     cpu_seconds: without the measurements of reward.
-    local_staleness, external_staleness: mean staleness of local and of external groups trained on,
-        0 if there were none: the policy versions between sampling a group and training on it.
+    local_staleness, external_staleness: mean over the local and the external groups trained on, 0
+        if there were none: by how many steps the policy that sampled a group was older than the one
+        trained on it. All simulated nodes count steps from the same start.
     max_local_staleness: the largest staleness of a local group.
     trained_replay: local groups trained on once more, which `trained_local` leaves out.
     study: what a study adds (`Swarm.node_figures`).

@@ -78,6 +78,7 @@ async def test_a_browser_shows_the_swarm_on_a_wide_and_on_a_narrow_screen(tmp_pa
                 await driver.expect(page.locator("#nodes tbody tr")).to_have_count(2)
                 await driver.expect(page.locator("#said")).to_have_text("2 of 2 members report")
                 await driver.expect(page.locator("#chart canvas")).to_be_visible()
+                await driver.expect(page.locator("#chart-empty")).to_have_text("")
                 await driver.expect(page.locator("#held")).to_have_text("0.625")
                 await driver.expect(page.locator("#taught tbody tr")).to_have_count(2)
                 for closed in await page.locator("summary").all():
@@ -89,6 +90,29 @@ async def test_a_browser_shows_the_swarm_on_a_wide_and_on_a_narrow_screen(tmp_pa
                 wide = "e => e.filter(one => one.scrollWidth > one.clientWidth).length"
                 assert await page.locator(".wide").evaluate_all(wide) == 0, "it scrolls sideways"
             await browser.close()
+
+
+@pytest.mark.nightly(reason="a browser, as in the test above")
+@pytest.mark.slow(reason="starts a browser")
+@pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: needs chromium (apt-get install chromium)")
+async def test_before_there_is_a_curve_the_page_says_what_it_waits_for(tmp_path: Path) -> None:
+    driver = pytest.importorskip("playwright.async_api", reason="NOT RUN: needs playwright")
+    swarm, hand = Swarm(), Hand(1000.0)
+    async with coordinator(tmp_path / "c", swarm, hand) as running, driver.async_playwright() as on:
+        browser = await on.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = await browser.new_page()
+        await page.goto(await AdminClient(running.data).page())
+        await driver.expect(page.locator("#said")).to_contain_text("waiting for the first")
+        one = swarm.member(1)
+        report = sealed_report(one, EPOCH + hand.seconds)
+        assert (await running.ask("POST", "/v1/reports", report, by=one))[0] == 200
+        page = await browser.new_page()
+        await page.goto(await AdminClient(running.data).page())
+        await driver.expect(page.locator("#said")).to_have_text("1 of 1 members report")
+        await driver.expect(page.locator("#chart-empty")).to_contain_text("two reports")
+        await page.locator("#metric").select_option("eval reward")
+        await driver.expect(page.locator("#chart-empty")).to_contain_text("second report")
+        await browser.close()
 
 
 @pytest.mark.nightly(reason="a browser, as in the test above")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import multiprocessing
 import subprocess
@@ -45,6 +46,7 @@ from research.frontier_raw import (
     key_of,
     pack,
     packed,
+    plan_digest,
     write_raw,
 )
 from research.frontier_tables import (
@@ -324,3 +326,10 @@ def test_every_run_says_which_seed_it_has(tmp_path: Path) -> None:
     assert DEFAULT.name in {place.arm for place in places}
     assert {place.nodes for place in places if place.arm == SOURCE.name} == {2}
     assert msgspec.structs.asdict(places[0])["stage"] == "pilot"
+
+
+def test_a_renamed_field_makes_no_stored_run_anew() -> None:
+    now = {"families_per_node": 2, "message_loss": 0.1, "nodes": 4}
+    first = {"specialised": 2, "loss": 0.1, "nodes": 4}
+    content = msgspec.json.encode({"plan": first, "split": 1}, order="sorted")
+    assert plan_digest({"plan": now, "split": 1}) == hashlib.sha256(content).hexdigest()

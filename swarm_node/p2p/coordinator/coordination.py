@@ -77,7 +77,7 @@ class PeerCounts(Body, frozen=True):
 
 
 class Report(Body, frozen=True):
-    """Kind.REPORT: a member's statement about itself and its peers. `held_out` has the mean reward
+    """Kind.REPORT: a member's statement about itself and its peers. `eval_reward` has the mean
     by family. Of two reports of a member, the one with the greater `issued_ms` counts."""
 
     v: Version1

@@ -122,7 +122,7 @@ class Reputation(Struct, frozen=True):
 class MemberRow(Struct, frozen=True):
     """A member according to its certificate and its newest report. `standing` is "member", or the
     reason why it is none. `seen` and `reported` are Unix seconds, 0 for never. `introduced` is true
-    while its presence is given to others. `held_out` has rewards by family."""
+    while its presence is given to others. `eval_reward` has it by family."""
 
     peer_id: PeerId
     name: str
@@ -169,7 +169,7 @@ class ReportView(Struct, frozen=True):
 
 
 class ReportRow(Struct, frozen=True):
-    """One report of a member at `at`, in Unix seconds; `held_out` is the mean over families."""
+    """One report of a member at `at`, in Unix seconds; `eval_reward` is the mean over families."""
 
     id: Counter
     at: Seconds

@@ -92,11 +92,12 @@ function draw() {
   for (const chart of [lines, shares, grown]) if (chart !== used) chart.clear();
   if (chosen === byName) {
     const [x, series] = compared(nodes.first(namedLines).map((row) => row.peer_id), (row) => (used === grown ? row.sampled : row.at));
+    text("chart-empty", x.length ? "" : "The curves begin when two reports with an eval reward have arrived.");
     if (x.length) used.draw(x, series);
     return;
   }
   const points = timeline();
-  text("chart-empty", points.length > 1 ? "" : "The curves begin with the second report of a member, about a minute after its start.");
+  text("chart-empty", points.length > 1 ? "" : "The curves begin with the second report, about a minute after the first node's start.");
   if (points.length > 1) used.draw(points.map(({ time }) => time), metrics[chosen](points));
 }
 
@@ -113,7 +114,7 @@ function show(picture) {
   const reporting = "nodes report here with: network.coordinator = \"https://…\"";
   if (fresh.length) verdict("good", `${fresh.length} of ${members.length} members report`, "");
   else if (rows.some((row) => row.reported)) verdict("warning", "no member reported in the last 15 minutes", reporting);
-  else verdict("warning", "waiting for the first report, which a node sends 15 s after its start", reporting);
+  else verdict("warning", "waiting for the first report, which a node sends when it connects", reporting);
   text("members", count(members.length));
   text("members-more", `that use this coordinator; ${count(rows.length - members.length)} left, expired or were revoked`);
   text("held", rewards.length ? mean(rewards).toFixed(3) : "–");

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
 from swarm_node.cli.verbs.doctor import findings_view
+from swarm_node.errors import SwarmNodeError
 from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.doctor import Finding
 from swarm_node.p2p.addresses.addresses import coordinator_address
@@ -121,14 +122,23 @@ def test_what_makes_a_start_impossible_is_marked(
     assert re.search(rf"^✗ +({subject}) ", shown, re.M), shown
 
 
-def test_a_mistyped_name_is_answered_first_and_once(tmp_path: Path) -> None:
-    code, shown = run(tmp_path, "--model", "no-such-model", "--environment", "none.jsonl")
+def test_a_mistyped_name_is_answered_first_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--model", "no-such-model", "--environment", "none.jsonl"]
+    code, shown = run(tmp_path, *options)
     marks = [line.split()[0] for line in shown.splitlines() if line[0] != " "]
     assert (code, marks[:2], marks.count("✗")) == (1, ["✗", "✗"], 2)
     columns = {
         line.index(line.split(maxsplit=2)[2]) for line in shown.splitlines() if line[0] != " "
     }
     assert len(columns) == 1
+
+    def interrupted(*_: object) -> None:
+        raise SwarmNodeError("the machine was looked at")
+
+    monkeypatch.setattr("swarm_node.cli.verbs.doctor.find", interrupted)
+    assert run(tmp_path, *options)[1].startswith("✗")
 
 
 def test_before_a_start_the_coordinator_and_the_peers_of_before_are_tried(tmp_path: Path) -> None:

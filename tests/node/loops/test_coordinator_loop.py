@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from ipaddress import IPv4Address
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -144,6 +145,33 @@ async def test_two_nodes_that_know_only_the_coordinator_hear_of_each_other(tmp_p
         assert one.tally.coordinator.introduced == 1
         _, answer = await running.ask("GET", "/v1/members", by=one.member)
         assert [row["model"] for row in answer["rows"]] == ["tiny", "tiny"], "both reported"
+
+
+async def test_reports_come_soon_then_rarely_and_never_too_often(tmp_path: Path) -> None:
+    async with play(tmp_path) as (_, __, hand, end):
+        one, report_times = end(1), []
+        for _ in range(120):
+            await one.ask()  # raises when the coordinator refuses a report
+            if one.tally.coordinator.reported not in report_times:
+                report_times.append(one.tally.coordinator.reported)
+            hand.seconds += 10
+        pauses = [after - before for before, after in pairwise(report_times)]
+        assert pauses[0] <= 60
+        assert all(40 * 0.9 <= pause <= 300 * 1.1 + 10 for pause in pauses), pauses
+        assert pauses[:4] == sorted(pauses[:4])
+        assert pauses[-1] >= 270
+
+
+async def test_a_node_that_restarts_after_its_report_is_not_too_early(tmp_path: Path) -> None:
+    async with play(tmp_path) as (running, _, hand, end):
+        one = end(1)
+        await one.ask()
+        hand.seconds += 5
+        one.loop, first = one.make(running.url), one.tally.coordinator.reported
+        for _ in range(12):
+            await one.ask()  # raises when the coordinator refuses a report
+            hand.seconds += 5
+        assert one.tally.coordinator.reported > first
 
 
 async def test_a_revocation_list_passes_the_coordinator_in_both_directions(tmp_path: Path) -> None:

@@ -49,9 +49,9 @@ from swarm_node.version import __version__
 #: while few peers are known or the coordinator is unreachable. A coordinator that comes back has
 #: the whole picture within a minute.
 _FIRST_SECONDS, _LONGEST_SECONDS = 2.0, 50.0
-#: The first report comes soon, so that the dashboard shows a new node; the pauses between reports
-#: double from the second on, within the coordinator's limit of one in 30 s.
-_FIRST_REPORT_SECONDS, _SECOND_REPORT_SECONDS, REPORT_SECONDS = 15.0, 40.0, 300.0
+#: The coordinator asks for the first report itself. The pauses to the next ones double, so that its
+#: dashboard shows a new node's progress soon, within its limit of one report in 30 s.
+_SECOND_REPORT_SECONDS, REPORT_SECONDS = 40.0, 300.0
 #: The most requests for batches in a round; a node that was off for long needs several.
 _MOST_PAGES = 8
 #: The file of the newest batch in a home.
@@ -96,8 +96,8 @@ class CoordinatorLoop:
         tally.coordinator = self._row = CoordinatorRow(url)
         self._pause = _FIRST_SECONDS / 2
         self._list = 0  # the number of the coordinator's revocation list
-        self._report_at = local.clock.now() + _FIRST_REPORT_SECONDS
         self._report_pause = _SECOND_REPORT_SECONDS
+        self._report_at = local.clock.now() + self._report_pause
         self._last_batch = self._load()
 
     async def step(self, snapshot: Callable[[], Snapshot]) -> None:
@@ -128,10 +128,8 @@ class CoordinatorLoop:
             envelope = seal(self._identity, self._swarm_id, Kind.REPORT, pack(report))
             await self._client.report(api.Reported(envelope))
             self._note(reported=self._clock.wall())
-            pause, self._report_pause = (
-                self._report_pause,
-                min(REPORT_SECONDS, 2 * self._report_pause),
-            )
+            pause = _SECOND_REPORT_SECONDS if wants_report else self._report_pause
+            self._report_pause = min(REPORT_SECONDS, 2 * pause)
             self._report_at = self._clock.now() + pause * self._rng.uniform(0.9, 1.1)
             await self._follow()
             self._take_hints(hints_of(await self._client.reputation()))
