@@ -112,6 +112,12 @@ async def test_before_there_is_a_curve_the_page_says_what_it_waits_for(tmp_path:
         await driver.expect(page.locator("#chart-empty")).to_contain_text("two reports")
         await page.locator("#metric").select_option("eval reward")
         await driver.expect(page.locator("#chart-empty")).to_contain_text("second report")
+        await driver.expect(page.locator("#nodes tr.stale")).to_have_count(0)
+        hand.seconds += 1000
+        page = await browser.new_page()
+        await page.goto(await AdminClient(running.data).page())
+        await driver.expect(page.locator("#nodes tr.stale")).to_have_count(1)
+        await driver.expect(page.locator("#said")).to_contain_text("no member reported")
         await browser.close()
 
 

@@ -158,6 +158,7 @@ const families = dataTable("families", {
 
 const nodes = dataTable("nodes", {
   key: (row) => row.peer_id,
+  stale: (row) => row.reported <= row.now - freshSeconds,
   sort: [0, 1],
   changed: () => { if (shown && at("metric").value === byName) draw(); },
   columns: [

@@ -7,8 +7,8 @@ const isNumber = ({ kind }) => (kind ?? "").split(" ").includes("n");
 const letters = new Intl.Collator("en", { numeric: true });
 
 /* `changed` is called when a person filters or sorts. `columns` are {title, kind, value, say, tip, draw}: what a row is sorted by, its text, its tip, and how its cell is
-   drawn if not as text. `key` names a row. `sort` is the column that sorts first, with -1 for the greatest first. */
-function dataTable(id, { columns, key, sort, step = tableStep, changed = () => {} }) {
+   drawn if not as text. `key` names a row. `sort` is the column that sorts first, with -1 for the greatest first. Rows that are `stale` are grey. */
+function dataTable(id, { columns, key, sort, step = tableStep, changed = () => {}, stale = () => false }) {
   const table = at(id), known = new Map(), tools = make("div", "tools");
   const look = make("input"), by = make("select"), found = make("span", "small");
   const turn = button("", () => order(column, -way)), more = button("", () => { most += step; show(); });
@@ -74,6 +74,7 @@ function dataTable(id, { columns, key, sort, step = tableStep, changed = () => {
       }
       if ((held.tips[n] ?? "") !== tip) held.cells[n].title = held.tips[n] = tip;
     });
+    held.row.classList.toggle("stale", stale(line));
     held.line = line;
     return name;
   }
