@@ -26,7 +26,7 @@ def simulate(
     rounds: int = 60,
     seed: int = 0,
     report: str | Path | None = None,
-    families_per_node: int = 0,
+    families: int = 0,
     model: str | Sequence[str] = "tiny",
     delay: tuple[float, float] = (0.0, 0.0),
     message_loss: float = 0.0,
@@ -40,7 +40,7 @@ def simulate(
     return its result. The same arguments give the same `hash`.
 
     `local` and `external` are local and external groups per step (I and J, which may be "auto"),
-    `rounds` the steps of each node, `families_per_node` the families that each samples (0: all).
+    `rounds` the steps of each node, `families` how many families each samples (0: all).
     `model` is "tiny" or a directory; several are dealt to the nodes. `delay` is a range of virtual
     seconds, `message_loss` the fraction of messages that are lost, `speeds` the range of the nodes'
     speeds, and `correction` that of external groups. `settings` are keys of `swarm-node config`; no
@@ -56,7 +56,7 @@ def simulate(
         nodes=nodes,
         rounds=rounds,
         seed=seed,
-        families_per_node=families_per_node,
+        families_per_node=families,
         delay=delay,
         message_loss=message_loss,
         speeds=speeds,

@@ -29,15 +29,13 @@ def simulate(
     ] = None,
     rounds: RoundsOption = 60,
     seed: Annotated[int, typer.Option(min=0, help="Same seed, same hash.")] = 0,
-    report: Annotated[
-        Path | None, typer.Option(help="Directory for report.json and learning.png.")
-    ] = None,
-    families_per_node: Annotated[
+    report: Annotated[Path | None, typer.Option(help="For report.json, learning.png.")] = None,
+    families: Annotated[
         int, typer.Option(min=0, help="Families that each node samples; 0: all.")
     ] = 0,
     model: Annotated[
         list[str] | None,
-        typer.Option(help="tiny, or a directory; several are dealt to the nodes."),
+        typer.Option(help="tiny or directories, dealt to the nodes."),
     ] = None,
     delay: DelayOption = "0,0",
     message_loss: MessageLossOption = 0.0,
@@ -62,7 +60,7 @@ def simulate(
         nodes=nodes,
         rounds=rounds,
         seed=seed,
-        families_per_node=families_per_node,
+        families_per_node=families,
         delay=delays,
         message_loss=message_loss,
         speeds=paces,
