@@ -118,21 +118,22 @@ def _report(
         facts, findings = find_elsewhere(settings, path)
         _show(findings, facts if json else None)
         return _has_error(findings)
+
+    def show(rows: Sequence[Finding], facts: Facts | None = None) -> None:
+        _show([row._replace(remedy=with_home(row.remedy, home)) for row in rows], facts)
+
     checked = check_choices(settings)
     early: list[Finding] = []
     if not network and not json:
         early = [row for row in checked.findings if row.level == "error"]
-        _show([row._replace(remedy=with_home(row.remedy, home)) for row in early], None)
+        show(early)
     facts, findings = find(settings, checked)
     if network:
         network_findings = [finding for finding in findings if finding.subject in _OF_NETWORK]
         findings = [*find_network(settings), *network_findings]
     else:
         findings += find_reach(settings)
-    rows = [row for row in findings if row not in early]
-    _show(
-        [row._replace(remedy=with_home(row.remedy, home)) for row in rows], facts if json else None
-    )
+    show([row for row in findings if row not in early], facts if json else None)
     return _has_error(findings)
 
 
