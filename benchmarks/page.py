@@ -106,7 +106,7 @@ async def coordinator_page(browser: Browser, place: Path, nodes: int, updates: i
         await page.evaluate(
             "async () => { window.given = await (await ask('/v1/exchange')).json() }"
         )
-        for chart in ("reward on unseen texts, by name", "reward on unseen texts"):
+        for chart in ("eval reward, by name", "eval reward"):
             await page.locator("#metric").select_option(chart)
             what = f"coordinator's page, {nodes} nodes, {chart}"
             await _measure(page, what, _COORDINATOR, updates)
