@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from swarm_node.policy.choices import ADVANTAGE_CHOICES, LOSS_CHOICES, AdvantageName, LossName
+from swarm_node.policy.experience.advantage import ADVANTAGES
 from swarm_node.policy.training.objective.losses import (
     LOSSES,
     TBA_BETA,
@@ -187,7 +188,7 @@ def run(name: str, case: Case) -> tuple[float, Floats]:
 
 def test_every_loss_has_a_reference_here_and_a_line_in_the_list() -> None:
     assert set(LOSSES) == set(REFERENCES) == set(LOSS_CHOICES) == set(get_args(LossName))
-    assert set(ADVANTAGE_CHOICES) == set(get_args(AdvantageName))
+    assert set(ADVANTAGES) == set(ADVANTAGE_CHOICES) == set(get_args(AdvantageName))
     for choice in (*LOSS_CHOICES.values(), *ADVANTAGE_CHOICES.values()):
         assert choice.source
         assert "\n" not in choice.summary
