@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from builders import edit_json, printed_by
 from safetensors import safe_open
 
 from swarm_node.errors import ModelError
@@ -19,16 +17,6 @@ from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.text.codec import Codec
 
 TINY = resolve("tiny")
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A writable copy of the tiny model."""
-    return Path(shutil.copytree(TINY, tmp_path / "copy"))
-
-
-def edit(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=7))
 
 
 def test_resolve_finds_the_shipped_model_and_local_directories(copy: Path) -> None:
@@ -75,15 +63,14 @@ def test_importing_is_cheap() -> None:
         "import sys, swarm_node.policy.models.model\n"
         "print({'torch', 'transformers', 'huggingface_hub'} & {*sys.modules})"
     )
-    run = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"
+    assert printed_by(heavy) == "set()\n"
 
 
 def test_digests_name_the_function_not_the_files(copy: Path) -> None:
     model, tokenizer = policy_digests(TINY)
     assert len(model) == len(tokenizer) == 32
-    edit(copy / "config.json", dtype="bfloat16", transformers_version="9")
-    edit(copy / "tokenizer.json", padding=None, truncation={"max_length": 9})
+    edit_json(copy / "config.json", dtype="bfloat16", transformers_version="9")
+    edit_json(copy / "tokenizer.json", padding=None, truncation={"max_length": 9})
     (copy / "README.md").write_text("anything")
     assert policy_digests(copy) == (model, tokenizer)
 
@@ -91,7 +78,7 @@ def test_digests_name_the_function_not_the_files(copy: Path) -> None:
 def test_digests_change_with_weights_architecture_vocabulary_and_template(copy: Path) -> None:
     model, tokenizer = policy_digests(TINY)
 
-    edit(copy / "config.json", rms_norm_eps=1e-5)
+    edit_json(copy / "config.json", rms_norm_eps=1e-5)
     other_model, other_tokenizer = policy_digests(copy)
     assert (other_model != model, other_tokenizer == tokenizer) == (True, True)
     shutil.copy(TINY / "config.json", copy)
@@ -106,7 +93,7 @@ def test_digests_change_with_weights_architecture_vocabulary_and_template(copy: 
     assert policy_digests(copy)[1] != tokenizer
     (copy / "chat_template.jinja").unlink()
 
-    edit(copy / "tokenizer.json", normalizer={"type": "NFC"})
+    edit_json(copy / "tokenizer.json", normalizer={"type": "NFC"})
     other_model, other_tokenizer = policy_digests(copy)
     assert (other_model == model, other_tokenizer != tokenizer) == (True, True)
 

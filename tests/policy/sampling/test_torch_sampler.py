@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import printed_by
 from safetensors.torch import save_file
 
 from swarm_node.errors import ModelError
@@ -371,7 +371,6 @@ def test_it_is_a_sampler_that_counts() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_sampling_on_a_gpu_agrees_with_the_cpu() -> None:
     async def run() -> list[tuple[Completion, ...]]:
         sampler = TorchSampler.from_directory(TINY, Placement("cuda:0", "float32"))
@@ -443,13 +442,7 @@ except ModelError as error:
 def limited(extra: int, model: str = "tiny") -> tuple[Any, str]:
     """What the program printed, and its log. 128 rows of 900 tokens take 90 MB of keys and values
     in the tiny model, and one takes 480 MB in the large one."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(extra), model],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    *log, last = done.stdout.splitlines()
+    *log, last = printed_by(LIMITED, extra, model).splitlines()
     return json.loads(last), "\n".join(log)
 
 

@@ -45,10 +45,6 @@ NONE, OLD, TWO = Hardware(0, False), Hardware(1, False), Hardware(2, True)
 TURING = Hardware(1, False, float16=True)
 TINY = resolve("tiny")
 HAS_BITSANDBYTES = importlib.util.find_spec("bitsandbytes") is not None
-GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 
 
 @pytest.mark.parametrize(
@@ -271,7 +267,7 @@ def test_eight_bit_moments_are_refused_with_several_processes() -> None:
 
 
 @pytest.mark.skipif(not HAS_BITSANDBYTES, reason="needs bitsandbytes")
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_eight_bit_moments_teach_about_the_same_and_resume_exactly(device: str) -> None:
     settings = replace(SETTINGS, device=device, learning_rate=1e-3)
     whole = trained(TINY, settings, vocab=200)
@@ -293,7 +289,6 @@ def test_eight_bit_moments_teach_about_the_same_and_resume_exactly(device: str) 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("changes", [{}, {"lora_rank": 4}, {"loss": "tba"}], ids=str)
 def test_a_gpu_learns_as_a_cpu_does(random_qwen2: Path, changes: dict[str, Any]) -> None:
     settings = replace(SETTINGS, **changes)
@@ -307,7 +302,6 @@ def test_a_gpu_learns_as_a_cpu_does(random_qwen2: Path, changes: dict[str, Any])
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_sampler_and_trainer_agree_on_a_gpu(tmp_path: Path) -> None:
     for dtype, limit in (("float32", 1e-3), ("bfloat16", 3e-2)):
         core = TrainerCore(TINY, trainer_settings(device="cuda", dtype=dtype))  # type: ignore[arg-type]
@@ -315,7 +309,6 @@ def test_sampler_and_trainer_agree_on_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_out_of_memory_on_a_gpu_the_update_goes_on_with_smaller_micro_batches() -> None:
     core = TrainerCore(TINY, replace(SETTINGS, device="cuda", micro_batch_tokens=1 << 22))
     ids = np.arange(5, 105, dtype=np.uint32)

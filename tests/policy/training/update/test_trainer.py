@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from builders import train_rows, trainer_settings
+from builders import same_tensors, train_rows, trainer_settings
 
 from swarm_node.clock import Clock
 from swarm_node.errors import CheckpointError, ConfigError, ModelError
@@ -42,10 +42,6 @@ def row(
 
 def mixed_batch(rows: int = 6) -> Batch:
     return Batch(tuple(train_rows(rows)))
-
-
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
 def poison(core: TrainerCore) -> None:
@@ -133,7 +129,7 @@ def test_a_batch_without_information_changes_nothing(random_qwen2: Path) -> None
         stats = core.update(batch)
         assert stats.skipped == "no mixed rewards"
     assert core.version == 0
-    assert same(before, core.weights())
+    assert same_tensors(before, core.weights())
 
 
 def test_rows_the_model_cannot_take_are_refused_alone(random_qwen2: Path) -> None:
@@ -144,7 +140,7 @@ def test_rows_the_model_cannot_take_are_refused_alone(random_qwen2: Path) -> Non
     stats = core.update(Batch((outside, good, too_long)))
     reference.update(Batch((good,)))
     assert (stats.refused, stats.rows) == (2, 1)
-    assert same(core.weights(), reference.weights())
+    assert same_tensors(core.weights(), reference.weights())
 
 
 def test_a_non_finite_update_is_skipped_and_the_third_one_raises(random_qwen2: Path) -> None:
@@ -169,7 +165,7 @@ def test_an_overflowing_gradient_is_skipped(random_qwen2: Path) -> None:
     stats = core.update(Batch((row(1e38), row(-3e38, seed=2))))
     assert "gradient" in (stats.skipped or "")
     assert not math.isfinite(stats.grad_norm)
-    assert same(before, core.weights())
+    assert same_tensors(before, core.weights())
     assert core.version == 0
 
 
@@ -205,7 +201,7 @@ def test_a_restored_state_goes_on_bit_for_bit(random_qwen2: Path) -> None:
     assert resumed.version == 3
     for core in (straight, resumed):
         core.update(mixed_batch(5))
-    assert same(straight.weights(), resumed.weights())
+    assert same_tensors(straight.weights(), resumed.weights())
 
 
 @pytest.mark.parametrize("broken", [float("nan"), None])
