@@ -23,7 +23,7 @@ from swarm_node.cli.verbs.plan import (
     parse_vram,
 )
 from swarm_node.cli.views.plan_view import PlannedCard, card_view, cards_view
-from swarm_node.config import load_settings
+from swarm_node.config import Settings, load_settings
 from swarm_node.errors import ConfigError
 from swarm_node.node.preflight.machine import card
 from swarm_node.policy.memory.footprint import (
@@ -439,12 +439,16 @@ def test_plan_counts_the_turns_of_the_environment_that_is_set() -> None:
     assert run("--vram", "12GB", "--set", "environment.name=gams").exit_code == 1
 
 
+def planned(settings: Settings, model: ModelConfig) -> list[PlannedCard]:
+    machines = [card(settings, size * GIB) for size in CARDS]
+    return [PlannedCard(machine, decide(settings, model, machine)) for machine in machines]
+
+
 @pytest.mark.parametrize("flags", [{}, {"training.lora_rank": 0}])
 def test_the_views_say_what_the_plan_says_in_80_columns(flags: dict[str, object]) -> None:
     console = Console(width=80, file=io.StringIO(), record=True)
-    model, settings = shape("qwen2.5-1.5b"), load_settings(flags, environ={})
-    machines = [card(settings, size * GIB) for size in CARDS]
-    cards = [PlannedCard(machine, decide(settings, model, machine)) for machine in machines]
+    model = shape("qwen2.5-1.5b")
+    cards = planned(load_settings(flags, environ={}), model)
     console.print(cards_view("qwen2.5-1.5b", model, cards))
     lines = [line.split() for line in console.export_text().splitlines()]
     for size, (_, decision) in zip(CARDS, cards, strict=True):
@@ -462,9 +466,8 @@ def test_the_views_say_what_the_plan_says_in_80_columns(flags: dict[str, object]
 
 def test_the_view_of_many_cards_cuts_nothing_in_40_columns() -> None:
     console = Console(width=40, file=io.StringIO(), record=True)
-    model, settings = shape("qwen2.5-1.5b"), load_settings({}, environ={})
-    machines = [card(settings, size * GIB) for size in CARDS]
-    cards = [PlannedCard(machine, decide(settings, model, machine)) for machine in machines]
+    model = shape("qwen2.5-1.5b")
+    cards = planned(load_settings({}, environ={}), model)
     console.print(cards_view("qwen2.5-1.5b", model, cards))
     text = " ".join(console.export_text().split())
     assert "…" not in text

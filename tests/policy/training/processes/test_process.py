@@ -60,16 +60,19 @@ def loaded(path: Path) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in load_file(path).items()}
 
 
-def process_trainer(model: Path, home: Path, name: str = "a") -> ProcessTrainer:
+def places(home: Path, name: str) -> tuple[Path, Path]:
+    """Of the checkpoints and the weights of a trainer."""
     weights = home / f"weights-of-{name}"
     weights.mkdir(mode=0o700)
-    return ProcessTrainer(model, home / f"checkpoints-of-{name}", weights, SETTINGS, digest=DIGEST)
+    return home / f"checkpoints-of-{name}", weights
+
+
+def process_trainer(model: Path, home: Path, name: str = "a") -> ProcessTrainer:
+    return ProcessTrainer(model, *places(home, name), SETTINGS, digest=DIGEST)
 
 
 def inline_trainer(model: Path, home: Path, name: str) -> InlineTrainer:
-    weights = home / f"weights-of-{name}"
-    weights.mkdir(mode=0o700)
-    return InlineTrainer(model, home / f"checkpoints-of-{name}", weights, SETTINGS, digest=DIGEST)
+    return InlineTrainer(model, *places(home, name), SETTINGS, digest=DIGEST)
 
 
 @pytest.mark.slow(reason="starts a trainer process, which imports torch")
