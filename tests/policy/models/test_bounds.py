@@ -15,8 +15,6 @@ from builders import edit_json
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.bounds import MAX_TEMPLATE_CHARS, check_template
 from swarm_node.policy.models.config import read_json
-from swarm_node.policy.models.model import resolve
-from swarm_node.policy.models.text.codec import Codec
 
 MOST_BYTES = 300 << 20
 #: Of its own processor time; a busy machine takes longer.
@@ -143,11 +141,6 @@ def test_a_hostile_directory_is_refused_in_a_sentence_soon_and_in_little_memory(
     assert why in said
     assert len(said) < 500
     assert seconds < MOST_SECONDS
-
-
-def test_an_honest_directory_passes(copy: Path) -> None:
-    assert resolve(str(copy)) == copy
-    assert Codec.from_directory(copy).encode_prompt("12 + 7")
 
 
 def test_depth_is_counted_to_the_level(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from builders import edit_json, printed_by
+from builders import edit_json
 from safetensors import safe_open
 
 from swarm_node.errors import ModelError
@@ -35,12 +35,8 @@ def test_the_architecture_is_shown_to_whoever_may_refuse_it(copy: Path) -> None:
     assert [config.weight_count for config in seen] == [stored, stored]
 
 
-def test_a_model_larger_than_memory_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    free = available_memory()
-    assert 0 < free < 1 << 50
+def test_one_base_of_adapters_needs_half_the_memory_of_two() -> None:
     large = ModelConfig(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
-    # Weights, gradients, two moments, the published copy and the sampler's weights, in float32.
-    assert needed_memory(large) == large.weight_count * 4 * 6
     # Of a rank that matters little, without gradients and moments of the rest.
     bases = 2 * large.weight_count * 4  # the trainer's and the sampler's
     assert needed_memory(large, lora_rank=1) == pytest.approx(bases, rel=0.01)
@@ -50,20 +46,18 @@ def test_a_model_larger_than_memory_is_refused_with_what_to_do(tmp_path: Path) -
     assert needed_memory(large, lora_rank=8) == (
         parts.resident - parts.reserve + 12 * adapter_count(large, 8)
     )
+
+
+def test_free_memory_is_that_of_the_machine_or_what_its_control_group_leaves(
+    tmp_path: Path,
+) -> None:
+    assert 0 < available_memory() < 1 << 50
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("900000\n")
     (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 50000\n")
     assert available_memory(tmp_path) == 150_000
     (tmp_path / "memory.max").write_text("max\n")
     assert available_memory(tmp_path) > 1_000_000
-
-
-def test_importing_is_cheap() -> None:
-    heavy = (
-        "import sys, swarm_node.policy.models.model\n"
-        "print({'torch', 'transformers', 'huggingface_hub'} & {*sys.modules})"
-    )
-    assert printed_by(heavy) == "set()\n"
 
 
 def test_digests_name_the_function_not_the_files(copy: Path) -> None:
