@@ -104,3 +104,5 @@ def test_options_of_the_command_line_name_fields_of_rows() -> None:
         "choices": "d",
     }
     assert options(None, None, None, None, None, None) == {}
+    with pytest.raises(ConfigError, match=r"experience\.local\.more"):  # it is no table
+        load_settings({"experience.local.more": 1}, environ={})
