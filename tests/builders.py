@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -223,3 +226,34 @@ def update_with_gradient(
     assert stats.skipped is None
     assert found.keys() == parameters.keys()
     return stats, found
+
+
+def same_tensors(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> bool:
+    """Check that both have the same tensors under the same names, bit for bit."""
+    return left.keys() == right.keys() and all(left[name].equal(right[name]) for name in left)
+
+
+def edit_json(path: Path, **changes: Any) -> None:
+    """Change entries of an object in a file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def write_rows(path: Path, rows: Iterable[Any]) -> Path:
+    """`path`, to which `rows` were written, a line of JSON each."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def printed_by(program: str, *arguments: object, given: str = "", **variables: str) -> str:
+    """What a program in a process of its own prints, which reads what is `given` and has these
+    `variables` beside those of the tests. It must end well."""
+    done = subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        input=given,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

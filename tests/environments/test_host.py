@@ -183,19 +183,20 @@ async def test_a_group_is_judged_in_another_process(hostile: str) -> None:
 OTHER = TaskRef("hostile", VERSION, "long", 8)
 
 
-async def test_a_batch_of_groups_is_judged_as_each_alone_in_one_request(hostile: str) -> None:
+async def test_a_batch_of_groups_is_judged_as_each_alone_and_in_this_process(hostile: str) -> None:
     groups = [(REF, ["7", "\ud800", "raise"]), (OTHER, ["8", "nan"]), (OTHER, [])]
-
     host = ProcessEnvironmentHost(hostile, {}, FAMILIES)
-    await host.start()
-    alone = [await host.score(ref, texts) for ref, texts in groups]
-    asked = host._scoring_workers["own"]._groups
-    assert await host.score_all(groups) == alone
-    assert host._scoring_workers["own"]._groups == asked + len(groups)
-    assert alone == list(
-        await InlineEnvironmentHost(create_environment(hostile, {})).score_all(groups)
-    )
-    await host.close()
+    inline = InlineEnvironmentHost(create_environment(hostile, {}), FAMILIES)
+    async with started(host) as info, started(inline) as same:
+        assert (info.name, info.version, info.families) == (same.name, same.version, same.families)
+        alone = [await host.score(ref, texts) for ref, texts in groups]
+        asked = host._scoring_workers["own"]._groups
+        assert await host.score_all(groups) == alone == list(await inline.score_all(groups))
+        assert host._scoring_workers["own"]._groups == asked + len(groups)
+        for each in (host, inline):
+            assert await each.render([REF]) == ["say 7"]
+            with pytest.raises(UnknownTaskError):
+                await each.render([TaskRef("hostile", VERSION, "broken", 1)])
 
 
 @pytest.fixture
@@ -479,20 +480,6 @@ def test_a_judge_is_fresh_until_it_has_judged_a_group(lasting: LastingHost) -> N
     assert judge.fresh
     lasting.use(lambda _: judge.derive([(REF.environment, REF.version, REF.family, REF.seed)], 5.0))
     assert judge.fresh, "no text was near it yet"
-
-
-def test_both_hosts_give_the_same_judgements(hostile: str) -> None:
-    texts = ["7", "raise", "nan", "\ud800", "8", "7"]
-    inline = InlineEnvironmentHost(create_environment(hostile, {}), FAMILIES)
-
-    async def use(host: EnvironmentHost) -> tuple[object, ...]:
-        info = await host.start()
-        with pytest.raises(UnknownTaskError):
-            await host.render([TaskRef("hostile", VERSION, "broken", 1)])
-        said = (info.name, info.version, info.families)
-        return said, await host.render([REF]), await host.score(REF, texts)
-
-    assert with_host(inline, use) == with_host(ProcessEnvironmentHost(hostile, {}, FAMILIES), use)
 
 
 def test_the_example_in_the_documentation_runs(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from builders import examples
+from environments.tasks import ref_to, task_of
 from hypothesis import given
 from hypothesis import strategies as st
 from lasting import started
@@ -117,11 +117,9 @@ REF = TaskRef("talk", with_split("1"), "one", 7)
 
 
 @pytest.fixture
-def talk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def talk(importable: Callable[[str, str], None]) -> str:
     """The name of an environment that a child process can import."""
-    (tmp_path / "talk_environment.py").write_text(TALK)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
+    importable("talk_environment", TALK)
     return "talk_environment:create"
 
 
@@ -307,20 +305,16 @@ def test_half_a_dialogue_is_no_environment(missing: str) -> None:
 def test_an_attribute_of_dialogues_beside_a_score_is_named_with_what_to_do(attribute: str) -> None:
     given = {name: None for name in ("derive", "render", "score", attribute)}
     given |= {"name": "one", "version": "1", "families": ()}
-    with pytest.raises(
-        ConfigError, match=f"'{attribute}', for a multi-turn environment"
-    ) as refused:
+    with pytest.raises(ConfigError, match=f"'{attribute}', for a multi-turn environment"):
         SplitEnvironment(type("One", (), given)())
-    assert f"'{attribute}'" in str(refused.value)
 
 
 def test_an_answer_to_one_question_is_a_dialogue_of_one_turn() -> None:
     host = InlineEnvironmentHost(environment := create_environment("drills", {}))
     assert environment.turns == 1
-    ref = TaskRef(environment.name, environment.version, environment.families[0], 7)
-    right = environment.answer(environment.derive(ref))
+    right = environment.answer(task_of(environment))
     assert right is not None
-    (found,) = asyncio.run(host.rerun(ref, [said(right)])).reruns
+    (found,) = asyncio.run(host.rerun(ref_to(environment), [said(right)])).reruns
     assert found == Rerun(reward=1.0)
 
 
@@ -347,9 +341,7 @@ class Countdown:
 @given(st.lists(st.text(max_size=9), min_size=1, max_size=16), st.integers(0, 1 << 40))
 def test_what_is_said_later_changes_no_earlier_reply(texts: list[str], seed: int) -> None:
     environment = SplitEnvironment(Countdown())
-    task = environment.derive(
-        TaskRef(environment.name, environment.version, environment.families[0], seed)
-    )
+    task = task_of(environment, seed=seed)
     whole = rerun(environment, task, Transcript(texts))
     for count in range(1, len(texts) + 1):
         part = rerun(environment, task, Transcript(texts[:count]))

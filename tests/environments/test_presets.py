@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import ROOT
+from builders import write_rows
 
 from swarm_node.cli.options import task_flags
 from swarm_node.config import load_settings
@@ -54,18 +54,16 @@ def test_prompts_of_what_ships_are_as_long_as_a_process_of_its_own_says(name: st
 
 
 def test_an_environment_whose_prompts_fail_can_be_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    importable: Callable[[str, str], None],
 ) -> None:
-    (tmp_path / "failing.py").write_text(FAILING)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    importable("failing", FAILING)
     tried = try_environment("failing:create", {})
     assert (tried.turns, tried.prompt_bytes) == (1, 0)
 
 
 def test_a_list_is_asked_for_its_prompts_where_no_start_scores_its_rows(tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
     rows = ({"question": f"{'ä' * 50} {n}?", "answer": str(n)} for n in range(200))
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = write_rows(tmp_path / "rows.jsonl", rows)
     options = {"path": str(path)}
     assert prompt_bytes(try_environment("jsonl", options), options) == 0
     assert prompt_bytes(try_environment("jsonl", options, asks=True), options) >= 105
@@ -106,3 +104,5 @@ def test_options_of_the_command_line_name_fields_of_rows() -> None:
         "choices": "d",
     }
     assert options(None, None, None, None, None, None) == {}
+    with pytest.raises(ConfigError, match=r"experience\.local\.more"):  # it is no table
+        load_settings({"experience.local.more": 1}, environ={})

@@ -14,6 +14,7 @@ from research.arms import ARMS, DEFAULT, expected_informative
 from research.budgets import BATCH_ANSWERS
 from research.estimates import declared_seeds, estimate
 from research.sapo import Sapo
+from research.scenario import StudyScenario
 from research.supervised import ROWS
 from swarm_node.errors import ConfigError
 from swarm_node.simulation.report import SimulationReport, load_report
@@ -40,6 +41,17 @@ def test_expected_informative_groups_are_those_of_the_feasibility_study() -> Non
         batches = ((8, 0), (6, 2), (4, 4), (2, 6))
         found = [expected_informative(own, external, 8, p) for own, external in batches]
         assert found == pytest.approx(counts)
+
+
+def test_only_arms_that_say_so_are_filtered_told_or_supervised() -> None:
+    plain = StudyScenario()
+    of = {arm.name: arm.scenario(plain) for arm in ARMS}
+    assert {name for name, each in of.items() if each.filtered} == {"8/0+filter"}
+    assert {name: each.told for name, each in of.items() if each.told} == {"sft+default": 20}
+    assert {name for name, each in of.items() if each.supervised} == {"supervised"}
+    others = [name for name in of if name not in ("8/0+filter", "sft+default", "supervised")]
+    assert others
+    assert all(of[name] == plain for name in others)
 
 
 def test_arms_train_on_as_many_answers_and_have_directories_of_their_own() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from in_memory import tiny
 
+from swarm_node.simulation.models import model_digests
 from swarm_node.simulation.run import simulation_settings
 from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.swarm import simulate
@@ -33,3 +35,7 @@ def test_a_node_that_trains_an_adapter_reports_its_weights() -> None:
     )
     assert len(one.nodes[0].weights) == 64
     assert one.nodes[0].weights != other.nodes[0].weights
+
+
+def test_a_result_counts_for_the_weights_of_its_models() -> None:
+    assert model_digests(["tiny", "tiny"]) == [tiny().policy.model.hex()] * 2

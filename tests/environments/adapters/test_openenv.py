@@ -6,30 +6,20 @@ import json
 from typing import Any
 
 import pytest
-from builders import ROOT
+from environments.tasks import task_of
 
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.errors import ConfigError
-from swarm_node.rollout import TaskRef
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "tests" / "adapted_classes")
 
 
 def made(cls: str, **options: Any) -> SplitEnvironment:
     return create_environment(f"catch:{cls}", options)
 
 
-def reference(environment: SplitEnvironment, seed: int = 11) -> TaskRef:
-    return TaskRef(environment.name, environment.version, environment.families[0], seed)
-
-
 def test_steps_are_json_until_one_is_done_and_the_last_reward_counts() -> None:
     environment = made("Catch", instruction="Catch the ball.", turns=4)
-    task = environment.derive(reference(environment))
+    task = task_of(environment)
     prompt = environment.render(task).splitlines()
     assert prompt[0].startswith("Catch ")
     fields = json.loads(prompt[2][prompt[2].index("{") :])
@@ -47,18 +37,18 @@ def test_steps_are_json_until_one_is_done_and_the_last_reward_counts() -> None:
 @pytest.mark.parametrize("said", ["left", "{}", '{"column": "x"}', '{"column": 1, "done": true}'])
 def test_a_text_that_is_no_action_ends_the_episode(said: str) -> None:
     environment = made("Catch")
-    task = environment.derive(reference(environment))
+    task = task_of(environment)
     assert environment.observation(task, [said]) is None
     assert environment.reward(task, [said]) == 0.0
 
 
 def test_one_field_of_text_is_the_whole_turn() -> None:
     environment = made("Echo")
-    task = environment.derive(reference(environment))
+    task = task_of(environment)
     assert environment.render(task).startswith("ready ")
     assert environment.observation(task, ["hello"]) == "hello"
     assert environment.reward(task, ["hello", "hello you"]) == 0.09
-    other = environment.derive(reference(environment, 12))
+    other = task_of(environment, seed=12)
     assert environment.render(other) != environment.render(task)
 
 

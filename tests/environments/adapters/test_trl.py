@@ -8,18 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import ROOT
+from builders import ROOT, write_rows
+from environments.tasks import task_of
 
 from swarm_node.environments.registry import create_environment
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript, rerun
 from swarm_node.errors import ConfigError
-from swarm_node.rollout import TaskRef
-
-
-@pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "tests" / "adapted_classes")
 
 
 def made(cls: str, **options: Any) -> SplitEnvironment:
@@ -34,15 +29,11 @@ def told(*results: object) -> str:
     return "\n".join(f"<tool_response>\n{result}\n</tool_response>" for result in results)
 
 
-def reference(environment: SplitEnvironment, seed: int = 11) -> TaskRef:
-    return TaskRef(environment.name, environment.version, environment.families[0], seed)
-
-
 def test_its_tools_are_offered_with_types_and_descriptions() -> None:
     environment = made("IncrementEnv")
     assert (environment.name, environment.turns) == ("IncrementEnv", 8)
     assert environment.families == ("IncrementEnv",)
-    prompt = environment.render(environment.derive(reference(environment)))
+    prompt = environment.render(task_of(environment))
     offered = json.loads(prompt.split("<tools>\n")[1].split("\n</tools>")[0])["function"]
     assert offered["name"] == "increment"
     assert offered["description"].startswith("Increment ")
@@ -56,7 +47,7 @@ def test_its_tools_are_offered_with_types_and_descriptions() -> None:
 
 def test_calls_are_answered_and_counted_from_the_first_turn_on() -> None:
     environment = made("IncrementEnv")
-    task = environment.derive(reference(environment))
+    task = task_of(environment)
     target = int(environment.question(task).split()[-1].rstrip("."))
     first, rest = call({"step": 1}), call({"step": 1, "times": target - 1})
     assert environment.observation(task, [first]) == told(1)
@@ -83,7 +74,7 @@ def test_calls_are_answered_and_counted_from_the_first_turn_on() -> None:
 )
 def test_a_call_that_fails_is_told_to_the_model(said: str, answer: str) -> None:
     environment = made("IncrementEnv")
-    reply = environment.observation(environment.derive(reference(environment)), [said])
+    reply = environment.observation(task_of(environment), [said])
     assert reply.startswith(f"<tool_response>\n{answer}")
 
 
@@ -91,7 +82,7 @@ def test_chance_comes_from_the_task_and_nothing_is_left_of_it() -> None:
     environment = made("IncrementEnv")
     random.seed(1)
     before = random.getstate()
-    tasks = [environment.derive(reference(environment, seed)) for seed in range(20)]
+    tasks = [task_of(environment, seed=seed) for seed in range(20)]
     questions = [environment.render(task) for task in tasks]
     assert questions == [environment.render(task) for task in tasks]
     assert len(set(questions)) == 20
@@ -99,15 +90,14 @@ def test_chance_comes_from_the_task_and_nothing_is_left_of_it() -> None:
 
 
 def test_rows_reach_reset_and_decide_what_is_held_out(tmp_path: Path) -> None:
-    file = tmp_path / "steps.jsonl"
     rows: list[dict[str, Any]] = [{"prompt": f"Reach {n}.", "target": n} for n in range(1, 40)]
     rows[0]["prompt"] = [{"role": "user", "content": "Reach 1."}]
-    file.write_text("\n".join(map(json.dumps, rows)))
+    file = write_rows(tmp_path / "steps.jsonl", rows)
     environment = made("Guided", path=str(file), held_out=0.2, turns=2)
     assert (environment.families, environment.turns) == (("steps",), 2)
     seen = set()
     for seed in range(60):
-        task = environment.derive(reference(environment, seed))
+        task = task_of(environment, seed=seed)
         question = environment.question(task)
         number = int(question.split()[1].rstrip("."))
         assert environment.reward(task, [call({"step": number}), ""]) == 1.0
@@ -122,7 +112,7 @@ def test_rows_reach_reset_and_decide_what_is_held_out(tmp_path: Path) -> None:
 def test_no_words_at_all_is_a_fault_of_the_class() -> None:
     environment = made("Silent")
     with pytest.raises(ValueError, match="a prompt"):
-        environment.derive(reference(environment))
+        task_of(environment)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +154,7 @@ def test_another_file_is_another_version(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_judge_replays_it() -> None:
     environment = made("IncrementEnv", turns=2)
-    task = environment.derive(reference(environment))
+    task = task_of(environment)
     target = int(environment.question(task).split()[-1].rstrip("."))
     line = rerun(environment, task, Transcript([call({"step": target}), "done"]))
     assert (line.observations, line.over) == ([told(target)], True)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from environments.tasks import ref_to
 from lasting import started
 
 from swarm_node.environments.adapters.verifiers_tasks import create
@@ -82,14 +83,14 @@ def test_nothing_of_a_taskset_is_loaded_until_its_owner_vouches_for_it(word: obj
 @pytest.mark.filterwarnings("default")  # of that package's own imports
 def test_a_taskset_is_sampled_and_judged(tasksets: Path) -> None:
     from swarm_node.errors import UnknownTaskError
-    from swarm_node.rollout import HELD_OUT_SEED, TaskRef
+    from swarm_node.rollout import HELD_OUT_SEED
 
     first, again = (create("swarm_sums", runs_no_code=True) for _ in range(2))
     smaller = create("swarm_sums", {"terms": 9}, runs_no_code=True)
     assert first.version == again.version != smaller.version
     prompts: dict[bool, set[str]] = {False: set(), True: set()}
     for seed in (*range(200), *range(HELD_OUT_SEED, HELD_OUT_SEED + 200)):
-        ref = TaskRef(first.name, first.version, "swarm_sums", seed)
+        ref = ref_to(first, seed=seed)
         task = first.derive(ref)
         prompts[ref.held_out].add(first.render(task))
     assert not prompts[False] & prompts[True]
@@ -110,14 +111,13 @@ def test_a_taskset_is_sampled_and_judged(tasksets: Path) -> None:
 @needs_verifiers
 async def test_a_taskset_runs_in_the_environments_process(tasksets: Path) -> None:
     from swarm_node.environments.host import ProcessEnvironmentHost
-    from swarm_node.rollout import TaskRef
 
     host = ProcessEnvironmentHost(
         "swarm_node.environments.adapters.verifiers_tasks:create",
         {"taskset": "swarm_sums", "runs_no_code": True},
     )
     async with started(host) as info:
-        ref = TaskRef(info.name, info.version, info.families[0], 3)
+        ref = ref_to(info)
         (prompt,) = await host.render([ref])
         right = str(2 * int(prompt.split()[0]))
         judged = await host.score(ref, [right, "x"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from itertools import islice
 
 import pytest
+from builders import printed_by
+from environments.tasks import ref_to, task_of
 
-from swarm_node.environments.base import Environment
 from swarm_node.environments.bundled.drills import (
     FAMILIES,
     GRADED,
@@ -25,7 +24,6 @@ from swarm_node.environments.splits.hashed_random import Draws
 from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.splits.split import is_held_out
 from swarm_node.errors import ConfigError, UnknownTaskError
-from swarm_node.rollout import TaskRef
 
 PUBLISHED = {
     "addition": ("What is 1802 + 674?", "2476"),
@@ -42,10 +40,6 @@ PUBLISHED = {
     "progression": ("What comes next: 121, 139, 157?", "175"),
     "doubling": ("Write each letter of ysk twice.", "yysskk"),
 }
-
-
-def ref_to(environment: Environment, family: str, seed: int) -> TaskRef:
-    return TaskRef(environment.name, environment.version, family, seed)
 
 
 def solve(family: str, question: str) -> str:  # noqa: C901 - one case for each family
@@ -92,7 +86,7 @@ def solve(family: str, question: str) -> str:  # noqa: C901 - one case for each 
 def test_a_reader_of_the_question_gives_the_same_answer(family: str) -> None:
     environment = create(families={family: (3, MAX_LENGTH)})
     for index in range(200):
-        task = environment.derive(ref_to(environment, family, task_seed("read", index)))
+        task = task_of(environment, family, task_seed("read", index))
         answer = solve(family, environment.render(task))
         assert environment.score(task, answer) == 1.0
         assert environment.score(task, f" {answer}\n") == 1.0
@@ -104,7 +98,7 @@ def test_a_reader_of_the_question_gives_the_same_answer(family: str) -> None:
 @pytest.mark.parametrize("family", PRESETS["short"])
 def test_an_answer_without_its_ending_is_wrong(family: str) -> None:
     environment = create()
-    task = environment.derive(ref_to(environment, family, 11))
+    task = task_of(environment, family, 11)
     right = solve(family, environment.render(task))
     assert environment.score(task, right) == 1.0
     plain = right.rstrip(".!")
@@ -127,16 +121,7 @@ def test_another_process_with_another_hash_seed_derives_the_same() -> None:
         "print(json.dumps([*[m(Draws(f, s * 10**16), 5) for f, m in FAMILIES.items()"
         " for s in range(40)], *[m(Draws(f, 7)) for f, m in levels.items()]]))"
     )
-    told = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": ":".join(sys.path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    }
+    told = {printed_by(code, PYTHONHASHSEED=hash_seed) for hash_seed in ("1", "2")}
     here = [list(m(Draws(f, s * 10**16), 5)) for f, m in FAMILIES.items() for s in range(40)]
     here += [list(m(Draws(f, 7))) for f, m in LEVELS.items()]
     assert [json.loads(each) for each in told] == [here]
@@ -152,7 +137,7 @@ def test_a_family_of_a_preset_has_many_questions_and_no_constant_answers_it(
     """Of n equally likely questions 4,000 draws repeat about 8e6 / n; so many as here are over
     10,000, with unequal ones among them."""
     environment = create(preset)
-    tasks = [environment.derive(ref_to(environment, family, index)) for index in range(4000)]
+    tasks = [task_of(environment, family, index) for index in range(4000)]
     repeated = 4000 - len({environment.render(task) for task in tasks})
     assert 4000 * 3999 / 2 / max(repeated, 1) >= 10_000
     answers = Counter(str(task.payload["answer"]) for task in tasks)
@@ -188,7 +173,7 @@ def test_references_of_others_are_refused() -> None:
 
 def test_a_chat_preset_asks_for_an_answer_in_tags_and_finds_it() -> None:
     chat = create("chat")
-    task = chat.derive(ref_to(chat, "reversal", 5))
+    task = task_of(chat, "reversal", 5)
     assert chat.render(task).endswith("<answer></answer>.")
     answer = task.payload["answer"]
     assert chat.score(task, f"Let me see. <answer>{answer}</answer>") == 1.0

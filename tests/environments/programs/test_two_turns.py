@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_rows
+from environments.tasks import needs_programs, ref_to, task_of
 from hostile_programs import CHEATS, HOSTILE, examples_only, honest, sums
 from hypothesis import given
 from hypothesis import strategies as st
 from lasting import started
 
 from swarm_node.environments.base import MAX_OBSERVATION_CHARS, Task
-from swarm_node.environments.extras import installed_extras
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.programs.environment import Failure, create, describe_failure
 from swarm_node.environments.programs.runtime import Outcome
@@ -23,12 +23,7 @@ from swarm_node.environments.splits.seeds import task_seed
 from swarm_node.environments.splits.splitting import SplitEnvironment
 from swarm_node.environments.workers.scoring_worker import RerunLine, Transcript, rerun
 from swarm_node.errors import ConfigError
-from swarm_node.rollout import TaskRef
 
-needs_extra = pytest.mark.skipif(
-    "programs" not in installed_extras(),
-    reason="the extra programs is not installed: make setup-tests",
-)
 AGAIN = "Write the whole program again."
 #: No program can come upon these by itself.
 SECRET_IN, SECRET_OUT = "kqz-7-asked\n", "wvj-9-answered\n"
@@ -44,23 +39,14 @@ def two_turns(count: int) -> list[dict[str, Any]]:
     return rows
 
 
-def write(path: Path, rows: Sequence[Any]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 @pytest.fixture(scope="module")
 def exams(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write(tmp_path_factory.mktemp("exams") / "sums.jsonl", two_turns(40))
+    return str(write_rows(tmp_path_factory.mktemp("exams") / "sums.jsonl", two_turns(40)))
 
 
 @pytest.fixture(scope="module")
 def environment(exams: str) -> SplitEnvironment:
     return create_environment("programs", {"path": exams, "turns": 2})
-
-
-def derived(environment: SplitEnvironment, family: str = "sums", seed: int = 5) -> Task:
-    return environment.derive(TaskRef(environment.name, environment.version, family, seed))
 
 
 def replayed(environment: SplitEnvironment, task: Task, *texts: str) -> RerunLine:
@@ -73,11 +59,11 @@ def rewarded(line: RerunLine) -> float:
     return line.verdict.reward
 
 
-@needs_extra
+@needs_programs
 def test_a_program_that_passes_the_public_tests_ends_the_dialogue(
     environment: SplitEnvironment,
 ) -> None:
-    task = derived(environment)
+    task = task_of(environment)
     question = environment.question(task)
     line = replayed(environment, task, f"So:\n```python\n{honest(question)}\n```")
     assert (environment.turns, line.observations, rewarded(line)) == (2, [], 1.0)
@@ -90,9 +76,9 @@ def test_a_program_that_passes_the_public_tests_ends_the_dialogue(
     assert replayed(environment, task, honest(question), "more").verdict is None
 
 
-@needs_extra
+@needs_programs
 def test_the_last_program_is_judged_by_private_tests(environment: SplitEnvironment) -> None:
-    task = derived(environment)
+    task = task_of(environment)
     right = honest(environment.question(task))
     for texts, reward in (
         (["print(3)", right], 1.0),
@@ -109,7 +95,7 @@ def test_the_last_program_is_judged_by_private_tests(environment: SplitEnvironme
     assert (cut.observations, rewarded(cut)) == ([], 1.0)
 
 
-@needs_extra
+@needs_programs
 @pytest.mark.parametrize(
     ("program", "told"),
     [
@@ -127,7 +113,7 @@ def test_the_last_program_is_judged_by_private_tests(environment: SplitEnvironme
 def test_the_first_failed_test_is_told(
     environment: SplitEnvironment, program: str, told: str
 ) -> None:
-    task = derived(environment)
+    task = task_of(environment)
     right = honest(environment.question(task))
     if program.startswith("RIGHT"):  # right for the first public test, and not for the second
         program = right.replace("+ b)", "if not b else 0)")
@@ -136,10 +122,10 @@ def test_the_first_failed_test_is_told(
     assert not line.over
 
 
-@needs_extra
+@needs_programs
 @pytest.mark.parametrize("text", ["", "```\n```", "print(1)\0"])
 def test_an_answer_without_a_program_is_told_so(environment: SplitEnvironment, text: str) -> None:
-    line = replayed(environment, derived(environment), text)
+    line = replayed(environment, task_of(environment), text)
     assert line.observations == [f"There is no program in the answer.\n{AGAIN}"]
 
 
@@ -180,16 +166,16 @@ def secrets(tmp_path_factory: pytest.TempPathFactory) -> str:
         }
         for n in range(16)
     ]
-    return write(tmp_path_factory.mktemp("exams") / "secrets.jsonl", rows)
+    return str(write_rows(tmp_path_factory.mktemp("exams") / "secrets.jsonl", rows))
 
 
-@needs_extra
+@needs_programs
 @pytest.mark.slow(reason="34 programs in both turns, of which many use up their steps")
 def test_no_cheat_and_no_hostile_program_scores_or_hears_a_secret_in_either_turn(
     secrets: str,
 ) -> None:
     environment = create_environment("programs", {"path": secrets, "turns": 2})
-    task = derived(environment, "secrets")
+    task = task_of(environment, "secrets")
     for name, program in {**CHEATS, **HOSTILE}.items():
         line = replayed(environment, task, program, program)
         assert rewarded(line) == 0.0, name
@@ -202,14 +188,14 @@ def test_no_cheat_and_no_hostile_program_scores_or_hears_a_secret_in_either_turn
     assert rewarded(replayed(environment, task, known)) == 1.0
 
 
-@needs_extra
+@needs_programs
 @pytest.mark.slow(reason="34 programs in both turns, of which many use up their steps")
 async def test_hostile_dialogues_end_no_confined_judge_and_change_no_verdict(exams: str) -> None:
     programs = [*CHEATS.values(), *HOSTILE.values()]
     host = ProcessEnvironmentHost("programs", {"path": exams, "turns": 2})
     async with started(host) as info:
         assert info.turns == 2
-        ref = TaskRef(info.name, info.version, info.families[0], task_seed("judged"))
+        ref = ref_to(info, seed=task_seed("judged"))
         (prompt,) = await host.render([ref])
         right = honest(prompt)
         asked = [
@@ -230,14 +216,14 @@ async def test_hostile_dialogues_end_no_confined_judge_and_change_no_verdict(exa
         assert all(len(each.observations) == 1 for each in (*hostile, late))
 
 
-@needs_extra
+@needs_programs
 def test_one_turn_of_the_same_file_has_another_version_and_no_reply(exams: str) -> None:
     one, two = (create_environment("programs", {"path": exams, "turns": n}) for n in (1, 2))
     assert one.version == create_environment("programs", {"path": exams}).version != two.version
     assert (one.turns, one.score_seconds, two.score_seconds) == (1, 60.0, 120.0)
-    task = derived(one)
+    task = task_of(one)
     question = one.question(task)
-    assert one.render(task) == two.render(derived(two))
+    assert one.render(task) == two.render(task_of(two))
     assert one.score(task, honest(question)) == 1.0
     # Public tests decide nothing.
     assert one.score(task, honest(question).replace("+ b)", "+ b if b != 900 else 0)")) == 1.0
@@ -278,14 +264,14 @@ PUBLIC: Mapping[str, Any] = {"public_inputs": ["3"], "public_outputs": ["1"]}
 def test_a_bad_row_is_refused_with_its_line(
     tmp_path: Path, turns: int, row: dict[str, Any], why: str
 ) -> None:
-    path = write(tmp_path / "sums.jsonl", [*two_turns(3), {"question": "q", **row}])
+    path = str(write_rows(tmp_path / "sums.jsonl", [*two_turns(3), {"question": "q", **row}]))
     with pytest.raises(ConfigError, match="line 4: ") as refused:
         create(path, turns=turns)
     assert why in str(refused.value)
 
 
 def test_two_turns_need_public_tests_and_other_numbers_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path / "sums.jsonl", sums(3))
+    path = str(write_rows(tmp_path / "sums.jsonl", sums(3)))
     with pytest.raises(ConfigError, match="line 1: 'public_inputs'"):
         create(path, turns=2)
     for turns in (0, 3, True, "2", 2.0):

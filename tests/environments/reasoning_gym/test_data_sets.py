@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 
 import pytest
+from builders import printed_by
 
 from swarm_node.environments.reasoning_gym import data_sets
 
@@ -33,20 +32,14 @@ needs_all = pytest.mark.skipif(
 )
 
 
-def run(code: str, *arguments: str) -> str:
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
-    ).stdout
-
-
 def test_no_preset_imports_sympy_or_matplotlib() -> None:
-    assert json.loads(run(IMPORTED)) == [["reasoning_gym", []]] * 2
+    assert json.loads(printed_by(IMPORTED)) == [["reasoning_gym", []]] * 2
 
 
 @needs_all
 @pytest.mark.slow(reason="imports all data sets, and with them sympy and matplotlib, twice")
 def test_a_data_set_imported_alone_is_that_of_the_whole_package() -> None:
-    whole = json.loads(run(WHOLE))
+    whole = json.loads(printed_by(WHOLE))
     found = {name: data_sets.find(name) for name in reversed(data_sets.names())}
     assert {
         name: [f"{part.__module__}.{part.__qualname__}" for part in parts or ()]
@@ -65,7 +58,7 @@ def test_a_data_set_imports_no_other_room(name: str) -> None:
         "unwanted = {'pycosat', 'pytz', 'zss'} & sys.modules.keys()\n"
         "print(len(data_set[0]['question']), sorted(unwanted))"
     )
-    length, _, imported = run(program, name).strip().partition(" ")
+    length, _, imported = printed_by(program, name).strip().partition(" ")
     assert (int(length) > 10, imported) == (True, "[]")
 
 

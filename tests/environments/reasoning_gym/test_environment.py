@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import printed_by
+from environments.tasks import ref_to, task_of
 
 from swarm_node.environments.base import Environment
 from swarm_node.environments.reasoning_gym.environment import PRESETS, create
@@ -31,12 +30,8 @@ CONSTANTS = (
 )
 
 
-def ref_to(environment: Environment, family: str, seed: int) -> TaskRef:
-    return TaskRef(environment.name, environment.version, family, seed)
-
-
 def answer_to(environment: Environment, family: str, seed: int) -> str:
-    return str(environment.derive(ref_to(environment, family, seed)).payload["answer"])
+    return str(task_of(environment, family, seed).payload["answer"])
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +53,7 @@ def test_every_family_of_a_preset_makes_tasks_over_the_whole_seed_range(preset: 
             held_out_seed(family),
             SEED_LIMIT - 1,
         ):
-            task = environment.derive(ref_to(environment, family, seed))
+            task = task_of(environment, family, seed)
             prompts.add(environment.render(task))
             assert environment.score(task, "nonsense") == 0.0
             if task.payload["answer"] is not None:
@@ -76,10 +71,7 @@ def test_a_family_of_a_preset_has_many_questions_and_no_constant_answers_it(
     where some are likelier. Each of the commonest answers is scored, for a scorer may take one text
     for right where another is stored."""
     environment = create(preset=preset)
-    tasks = [
-        environment.derive(ref_to(environment, family, task_seed("many", index)))
-        for index in range(600)
-    ]
+    tasks = [task_of(environment, family, task_seed("many", index)) for index in range(600)]
     repeated = len(tasks) - len({environment.render(task) for task in tasks})
     assert repeated <= 18
     common = Counter(environment.answer(task) or "" for task in tasks).most_common(12)
@@ -98,19 +90,12 @@ def test_prompts_are_the_same_in_another_process(small: Environment) -> None:
         "    for s in range(20):\n"
         "        print(repr(e.render(e.derive(TaskRef(e.name, e.version, f, s * 10**16)))))\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONHASHSEED": "12345"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
     here = [
-        repr(small.render(small.derive(ref_to(small, family, seed * 10**16))))
+        repr(small.render(task_of(small, family, seed * 10**16)))
         for family in small.families
         for seed in range(20)
     ]
-    assert ran.stdout.splitlines() == here
+    assert printed_by(program, PYTHONHASHSEED="12345").splitlines() == here
 
 
 def test_hashed_seeds_do_not_give_shifted_copies_of_one_stream() -> None:
@@ -118,11 +103,7 @@ def test_hashed_seeds_do_not_give_shifted_copies_of_one_stream() -> None:
     environment = create(datasets={"base_conversion": {}})
     streams = [
         {
-            environment.render(
-                environment.derive(
-                    ref_to(environment, "base_conversion", task_seed("node", node, index))
-                )
-            )
+            environment.render(task_of(environment, seed=task_seed("node", node, index)))
             for index in range(200)
         }
         for node in (1, 2)
@@ -137,14 +118,14 @@ def test_binary_scoring_gives_no_partial_credit() -> None:
     right = answer_to(binary, "products", seed)
     verbose = f"it is {right}"
     for environment, low, high in ((binary, 0.0, 0.0), (native, 0.01, 0.99)):
-        task = environment.derive(ref_to(environment, "products", seed))
+        task = task_of(environment, "products", seed)
         assert low <= environment.score(task, verbose) <= high
         assert environment.score(task, right) == 1.0
 
 
 def test_an_answer_in_tags_is_judged_alone() -> None:
     lenient = create(datasets=SMALL)
-    task = lenient.derive(ref_to(lenient, "gcd", 7))
+    task = task_of(lenient, "gcd")
     right = task.payload["answer"]
     assert (
         lenient.score(task, f"First <answer>x</answer>, or rather <answer> {right} </answer>.") == 1
@@ -154,7 +135,7 @@ def test_an_answer_in_tags_is_judged_alone() -> None:
 
 def test_where_an_answer_is_all_that_is_wanted_words_around_it_make_it_wrong() -> None:
     strict = create(datasets=SMALL, strict=True)
-    task = strict.derive(ref_to(strict, "gcd", 7))
+    task = task_of(strict, "gcd")
     right = task.payload["answer"]
     tagged = f"<answer> {right} </answer>"
     for text, reward in ((right, 1), (tagged, 1), (f"\n{tagged}\n", 1), (f"zq {tagged}", 0)):
@@ -167,8 +148,8 @@ def test_where_an_answer_is_all_that_is_wanted_words_around_it_make_it_wrong() -
 
 def test_an_instruction_follows_the_question(small: Environment) -> None:
     asking = create(datasets=SMALL, instruction="Use tags.")
-    plain = small.render(small.derive(ref_to(small, "gcd", 3)))
-    assert asking.render(asking.derive(ref_to(asking, "gcd", 3))) == (f"{plain}\n\nUse tags.")
+    plain = small.render(task_of(small, "gcd"))
+    assert asking.render(task_of(asking, "gcd")) == f"{plain}\n\nUse tags."
 
 
 def test_the_version_says_what_a_reference_means() -> None:
@@ -224,12 +205,10 @@ def test_settings_that_cannot_work_are_named(options: dict[str, Any], key: str) 
 @pytest.mark.parametrize("dataset", ["acre", "gsm_symbolic"])
 def test_data_sets_that_make_all_items_at_once_work_too(dataset: str) -> None:
     environment = create(datasets={dataset: {}})
-    prompts = [
-        environment.render(environment.derive(ref_to(environment, dataset, task_seed(index))))
-        for index in (1, 2, 1)
-    ]
+    tasks = [task_of(environment, seed=task_seed(index)) for index in (1, 2, 1)]
+    prompts = [environment.render(task) for task in tasks]
     assert prompts[0] == prompts[2] != prompts[1]
-    task = environment.derive(ref_to(environment, dataset, task_seed(1)))
+    task = tasks[0]
     assert environment.score(task, str(task.payload["answer"])) == 1.0
 
 

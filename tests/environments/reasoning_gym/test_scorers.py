@@ -9,8 +9,6 @@ import importlib
 import inspect
 import json
 import os
-import subprocess
-import sys
 import textwrap
 import types
 from collections.abc import Iterator, Mapping
@@ -18,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from builders import ROOT
+from builders import ROOT, printed_by
 from cpu_time import within
+from environments.tasks import task_of
 from hostile import PAYLOADS, shapes
 
 from swarm_node.environments.answers.scoring import score_choice, score_math
@@ -32,7 +31,6 @@ from swarm_node.environments.reasoning_gym.expressions import (
     compute,
 )
 from swarm_node.errors import ConfigError
-from swarm_node.rollout import TaskRef
 
 #: The package of arc_agi leaves a data file open.
 pytestmark = [
@@ -299,18 +297,10 @@ def canary(tmp_path: Path, families: list[str], package: bool) -> tuple[list[Any
     """What the hook saw, whether the file is there, whether the module was imported."""
     file = tmp_path / "touched"
     tests = str(ROOT / "tests")
-    ran = subprocess.run(
-        [sys.executable, "-c", CANARY.replace("PACKAGE", str(package)), file, ",".join(families)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")]),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    seen, imported = json.loads(ran.stdout.splitlines()[-1])
+    path = os.pathsep.join([tests, os.environ.get("PYTHONPATH", "")])
+    program = CANARY.replace("PACKAGE", str(package))
+    printed = printed_by(program, file, ",".join(families), PYTHONPATH=path)
+    seen, imported = json.loads(printed.splitlines()[-1])
     return seen, file.exists(), imported
 
 
@@ -336,7 +326,7 @@ def test_the_canary_sings_in_the_packages_own_scorers(tmp_path: Path) -> None:
 def test_no_text_holds_a_scorer_up(every: int) -> None:
     for family in choosable()[::every]:
         environment = create({family: {}}, scoring="native")
-        task = environment.derive(TaskRef(environment.name, environment.version, family, 5))
+        task = task_of(environment)
         environment.score(task, "1")
         for text in (*shapes(task.payload["answer"]), *PAYLOADS, "<answer>" * 8192, "(" * 65536):
             what = (family, text[:40])
@@ -397,8 +387,7 @@ def test_what_is_no_small_arithmetic_is_refused(text: str) -> None:
 def test_a_trick_or_a_raising_scorer_earns_nothing(family: str, text: str) -> None:
     environment = create({family: {}}, scoring="native")
     for seed in range(20):
-        task = environment.derive(TaskRef(environment.name, environment.version, family, seed))
-        assert environment.score(task, text) == 0.0
+        assert environment.score(task_of(environment, seed=seed), text) == 0.0
 
 
 def test_a_right_answer_earns_all_and_as_a_list_a_tenth() -> None:

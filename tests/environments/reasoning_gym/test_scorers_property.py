@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from builders import examples
+from environments.tasks import task_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from swarm_node.environments.base import Environment, Task
 from swarm_node.environments.reasoning_gym import scorers
 from swarm_node.environments.reasoning_gym.environment import RIGHT, create
 from swarm_node.environments.splits.seeds import task_seed
-from swarm_node.rollout import TaskRef
 
 #: Family -> seeds. The package takes milliseconds to evaluate an answer, and seconds to simplify.
 SEEDS = {
@@ -122,9 +122,8 @@ def test_the_verdict_is_the_packages_on_honest_answers(family: str, share: float
     native, binary = (create({family: {}}, scoring=kind) for kind in ("native", "binary"))
     right = 0
     for index in range(math.ceil(SEEDS[family] * share)):
-        ref = TaskRef(native.name, native.version, family, task_seed("honest", index))
-        task = native.derive(ref)
-        dataset = native._dataset(family, ref.seed)  # type: ignore[attr-defined]
+        task = task_of(native, seed=task_seed("honest", index))
+        dataset = native._dataset(family, task.ref.seed)  # type: ignore[attr-defined]
         for text in honest(family, task.payload, random.Random(index)):
             answer = text.strip()
             with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -151,8 +150,7 @@ def test_the_last_answer_in_tags_is_what_the_expression_finds(parts: list[str]) 
 @cache
 def every_own() -> tuple[Environment, list[Task]]:
     environment = create({family: {} for family in scorers.OWN}, scoring="native")
-    refs = [TaskRef(environment.name, environment.version, f, 5) for f in environment.families]
-    return environment, [environment.derive(ref) for ref in refs]
+    return environment, [task_of(environment, family, 5) for family in environment.families]
 
 
 @examples(200)

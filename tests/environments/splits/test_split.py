@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Callable
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from random import Random
 
 import pytest
-from builders import ROOT
+from builders import ROOT, write_rows
+from environments.tasks import ref_to, task_of
 from hypothesis import given
 from hypothesis import strategies as st
 from lasting import started
 
-from swarm_node.environments.base import Environment, Task
+from swarm_node.environments.base import Task
 from swarm_node.environments.bundled import drills
 from swarm_node.environments.host import InlineEnvironmentHost, ProcessEnvironmentHost
 from swarm_node.environments.lists.jsonl import create as jsonl
@@ -76,16 +77,25 @@ def create(families=("plain",), limit=10**6):
 
 
 @pytest.fixture
-def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def own(importable: Callable[[str, str], None]) -> str:
     """The name of an own environment that a child process can import."""
-    (tmp_path / "own_numbers.py").write_text(OWN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
+    importable("own_numbers", OWN)
     return "own_numbers:create"
 
 
-def ref_to(environment: Environment, family: str, seed: int) -> TaskRef:
-    return TaskRef(environment.name, environment.version, family, seed)
+class Numbers:
+    """An environment of one family, whose tasks are numbers."""
+
+    name, version, families = "numbers", "1", ("one",)
+
+    def derive(self, ref: TaskRef) -> Task:
+        return Task(ref, ref.seed)
+
+    def render(self, task: Task) -> str:
+        return f"Say {task.payload}"
+
+    def score(self, task: Task, text: str) -> float:
+        return float(text == str(task.payload))
 
 
 def texts(
@@ -132,15 +142,6 @@ def test_no_training_reference_of_a_shipped_environment_makes_a_held_out_text(
     assert environment.refusal(family) == ""
 
 
-def test_the_same_holds_for_an_own_environment(own: str) -> None:
-    environment = create_environment(own, {"limit": 500})
-    training = texts(environment, "plain", task_seed, 5000)
-    held_out = texts(environment, "plain", held_out_seed, 2000)
-    assert not any(map(is_held_out, training))
-    assert all(map(is_held_out, held_out))
-    assert len(training | held_out) == 500
-
-
 def test_rows_that_differ_in_form_and_white_space_fall_together(tmp_path: Path) -> None:
     rows = []
     for number in range(300):
@@ -152,24 +153,23 @@ def test_rows_that_differ_in_form_and_white_space_fall_together(tmp_path: Path) 
         ):
             rows.append({"question": text, "answer": number + 1})
     Random(1).shuffle(rows)
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in rows))
+    path = write_rows(tmp_path / "rows.jsonl", rows)
     environment = create_environment("jsonl", {"path": str(path), "held_out": 0.2})
     training = texts(environment, "rows", task_seed, 4000)
     held_out = texts(environment, "rows", held_out_seed, 2000)
     assert not training & held_out
     assert len(training | held_out) == 300
     assert all(is_held_out(text, 0.2) for text in held_out)
+    assert not any(is_held_out(text, 0.2) for text in training)
     (note,) = environment.notes
     assert "600 rows repeat" in note
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_a_short_list_has_a_question_on_each_side(tmp_path: Path, count: int) -> None:
-    path = tmp_path / "rows.jsonl"
     for first in range(40):
         rows = [{"question": f"{first + n}?", "answer": 1} for n in range(count)]
-        path.write_text("\n".join(json.dumps(row) for row in rows))
+        path = write_rows(tmp_path / "rows.jsonl", rows)
         environment = create_environment("jsonl", {"path": str(path), "held_out": 0.5})
         training = texts(environment, "rows", task_seed, 60)
         held_out = texts(environment, "rows", held_out_seed, 60)
@@ -183,38 +183,23 @@ def test_a_question_of_two_short_files_is_never_on_both_sides(tmp_path: Path) ->
     """Each file alone would be split; together they would train on what the other holds out."""
     questions = sorted((f"{n}?" for n in range(50) if not is_held_out(f"{n}?", 0.3)), key=position)
     low, middle, high = questions[0], questions[20], questions[-1]
-    paths = []
-    for name, pair in (("a", (low, middle)), ("b", (middle, high))):
-        path = tmp_path / f"{name}.jsonl"
-        path.write_text("\n".join(json.dumps({"question": q, "answer": 1}) for q in pair))
-        paths.append(str(path))
+    paths = [
+        str(write_rows(tmp_path / f"{name}.jsonl", [{"question": q, "answer": 1} for q in pair]))
+        for name, pair in (("a", (low, middle)), ("b", (middle, high)))
+    ]
     for path in paths:
         jsonl(path)
     with pytest.raises(ConfigError, match=r"in a .* in b\b"):
         jsonl(paths)
 
 
-class Unwritten:
-    """Its right answer is no text."""
-
-    name, version, families = "unwritten", "1", ("plain",)
-
-    def derive(self, ref: TaskRef) -> Task:
-        return Task(ref, ref.seed)
-
-    def render(self, task: Task) -> str:
-        return f"Say {task.payload}"
-
-    def answer(self, task: Task) -> int:
-        return int(task.payload)
-
-    def score(self, task: Task, text: str) -> float:
-        return float(text == str(task.payload))
-
-
 def test_a_right_answer_that_is_no_text_is_named() -> None:
+    class Unwritten(Numbers):
+        def answer(self, task: Task) -> int:
+            return int(task.payload)
+
     environment = SplitEnvironment(Unwritten())
-    task = environment.derive(ref_to(environment, "plain", 1))
+    task = task_of(environment)
     with pytest.raises(UnknownTaskError, match=r"answer\(\).* int\b"):
         right_answer(environment, task)
 
@@ -251,15 +236,9 @@ def test_a_task_that_moved_on_is_scored_as_the_one_that_it_became() -> None:
 
 def test_a_task_of_another_environment_is_not_scored() -> None:
     inner = create()
-    task = inner.derive(TaskRef(inner.name, inner.version, "lcm", 1))
+    task = task_of(inner)
     with pytest.raises(TypeError, match="this one"):
         SplitEnvironment(inner).score(task, "1")
-
-
-def test_the_corpus_of_the_warm_start_leaves_held_out_texts_out() -> None:
-    items = drills.corpus("short", 3)
-    questions = [next(items)[1] for _ in range(3000)]
-    assert not any(map(is_held_out, questions))
 
 
 @pytest.mark.parametrize(
@@ -303,21 +282,14 @@ def test_a_reference_that_finds_no_text_of_its_side_is_unknown_with_the_counts(o
         environment.derive(ref_to(environment, "plain", HELD_OUT_SEED))
 
 
-class Slow:
+class Slow(Numbers):
     """Every question is on the training side, and a second passes with each."""
 
-    name, version, families = "slow", "1", ("one",)
     clock = 0.0
 
     def derive(self, ref: TaskRef) -> Task:
         self.clock += 1.0
         return Task(ref, next(n for n in range(100) if not is_held_out(f"Say {n}")))
-
-    def render(self, task: Task) -> str:
-        return f"Say {task.payload}"
-
-    def score(self, task: Task, text: str) -> float:
-        return 0.0
 
 
 def test_a_slow_generator_is_not_drawn_from_without_end() -> None:
@@ -360,45 +332,30 @@ def test_the_vectors_give_each_text_its_side_and_each_reference_its_next_seeds()
         assert [str(next_seed(ref, draw)) for draw in (1, 2, 3)] == each["next"]
 
 
-class Counting:
-    """An environment of one family that counts the tasks and the prompts it made."""
-
-    name, version, families = "counting", "1", ("one",)
-
-    def __init__(self) -> None:
-        self.made = self.rendered = 0
-
-    def derive(self, ref: TaskRef) -> Task:
-        self.made += 1
-        return Task(ref, ref.seed)
-
-    def render(self, task: Task) -> str:
-        self.rendered += 1
-        return f"question {task.payload}"
-
-    def score(self, task: Task, text: str) -> float:
-        return 0.0
-
-
 def test_a_prompt_is_the_text_that_was_checked_although_each_call_gives_another() -> None:
-    class Fickle(Counting):
+    numbers = count()
+
+    class Fickle(Numbers):
         def render(self, task: Task) -> str:
-            super().render(task)
-            return f"question {self.rendered}"
+            return f"question {next(numbers)}"
 
     environment = SplitEnvironment(Fickle())
     for index in range(200):
-        ref = TaskRef("counting", environment.version, "one", task_seed("fickle", index))
-        assert not is_held_out(environment.render(environment.derive(ref)))
+        task = task_of(environment, seed=task_seed("fickle", index))
+        assert not is_held_out(environment.render(task))
 
 
 def test_a_held_out_draw_is_remembered_and_gives_the_same_task() -> None:
+    class Counting(Numbers):
+        made = 0
+
+        def derive(self, ref: TaskRef) -> Task:
+            self.made += 1
+            return super().derive(ref)
+
     inner = Counting()
     environment = SplitEnvironment(inner)
-    refs = [
-        TaskRef("counting", environment.version, "one", held_out_seed("counting", index))
-        for index in range(64)
-    ]
+    refs = [ref_to(environment, seed=held_out_seed("counting", index)) for index in range(64)]
     first = [environment.derive(ref) for ref in refs]
     made, inner.made = inner.made, 0
     assert made > 3 * len(refs)
@@ -420,8 +377,7 @@ def test_examples_are_solved_questions_for_training_and_never_the_question_itsel
         for hashed in (task_seed, held_out_seed):
             for index in range(40):
                 seed = hashed("shown", family, index)
-                task = shown.derive(TaskRef(shown.name, shown.version, family, seed))
-                own = plain.derive(TaskRef(plain.name, plain.version, family, seed))
+                task, own = task_of(shown, family, seed), task_of(plain, family, seed)
                 assert shown.question(task) == plain.question(own)
                 *solved, asked = shown.render(task).split("\n\nQuestion: ")
                 assert asked == plain.render(own)
@@ -434,8 +390,7 @@ def test_examples_are_solved_questions_for_training_and_never_the_question_itsel
 
 def _task_asking(made: SplitEnvironment, family: str, prompt: str) -> Task:
     for index in range(1024):
-        seed = task_seed("example", family, index)
-        task = made.derive(TaskRef(made.name, made.version, family, seed))
+        task = task_of(made, family, task_seed("example", family, index))
         if made.render(task) == prompt:
             return task
     raise AssertionError(prompt)
@@ -443,16 +398,15 @@ def _task_asking(made: SplitEnvironment, family: str, prompt: str) -> Task:
 
 def test_examples_of_a_list_come_from_its_rows_for_training(tmp_path: Path) -> None:
     rows = [{"question": f"Say {n}.", "answer": str(n)} for n in range(12)]
-    file = tmp_path / "rows.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = write_rows(tmp_path / "rows.jsonl", rows)
     made = create_environment("jsonl", {"path": str(file), "examples": 4, "held_out": 0.3})
     training, held_out = made.sizes["rows"]
     kept = {
-        made.question(made.derive(TaskRef(made.name, made.version, "rows", seed)))
+        made.question(task_of(made, seed=seed))
         for seed in range(HELD_OUT_SEED, HELD_OUT_SEED + held_out)
     }
     for seed in range(training):
-        prompt = made.render(made.derive(TaskRef(made.name, made.version, "rows", seed)))
+        prompt = made.render(task_of(made, seed=seed))
         *solved, asked = prompt.split("\n\nQuestion: ")
         assert len({*solved}) == 4
         assert not any(question in each for question in kept for each in solved)
@@ -506,16 +460,13 @@ def test_a_dialogue_has_no_examples_and_any_environment_a_system_prompt() -> Non
 
 async def test_nodes_with_another_system_prompt_refuse_each_others_tasks() -> None:
     made = [create_environment("drills", {"system": text}) for text in ("Be brief.", "Be kind.")]
-    ref = TaskRef(made[0].name, made[0].version, "sorting", 1)
+    ref = ref_to(made[0], "sorting")
     made[0].derive(ref)
     with pytest.raises(UnknownTaskError):
         made[1].derive(ref)
     host = ProcessEnvironmentHost("drills", {"system": "Be brief.", "examples": 1}, ["sorting"])
-    try:
-        info = await host.start()
+    async with started(host) as info:
         assert host.system == "Be brief."
-        (prompt,) = await host.render([TaskRef(info.name, info.version, "sorting", 5)])
-        assert prompt.count("\n\nQuestion: ") == 1
-        assert "Be brief." not in prompt  # a message of its own, which the codec writes
-    finally:
-        await host.close()
+        (prompt,) = await host.render([ref_to(info, "sorting")])
+    assert prompt.count("\n\nQuestion: ") == 1
+    assert "Be brief." not in prompt  # a message of its own, which the codec writes

@@ -13,11 +13,12 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 import pytest
+from lasting import started
 
 from swarm_node.environments.host import ProcessEnvironmentHost
 from swarm_node.environments.scores import GroupScores
@@ -162,20 +163,12 @@ FAULTS: Sequence[Callable[[Machine], Awaitable[None]]] = (
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    (tmp_path / "honest_environment.py").write_text(HONEST)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+def machine(
+    importable: Callable[[str, str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Machine:
+    importable("honest_environment", HONEST)
     monkeypatch.setattr(processes, "_FORK_SECONDS", 3.0)
     return Machine(tmp_path)
-
-
-@contextlib.asynccontextmanager
-async def running(machine: Machine) -> AsyncIterator[ProcessEnvironmentHost]:
-    await machine.host.start()
-    try:
-        yield machine.host
-    finally:
-        await machine.host.close()
 
 
 async def score(machine: Machine) -> GroupScores:
@@ -193,7 +186,7 @@ def blames(judged: GroupScores | BaseException) -> bool:
 async def blamed_for(machine: Machine, count: int, seed: int) -> list[str]:
     """Names of the faults, of so many drawn ones, for which a peer was blamed."""
     rng, blamed = random.Random(seed), []
-    async with running(machine):
+    async with started(machine.host):
         for index in range(count):
             # Every kind comes, and then any.
             fault = FAULTS[index] if index < len(FAULTS) else rng.choice(FAULTS)
@@ -248,7 +241,7 @@ async def test_honest_texts_are_scored_although_their_judge_is_killed_again_and_
             await machine.send(signal.SIGKILL)
             killed.add(pid)
 
-    async with running(machine):
+    async with started(machine.host):
         async with asyncio.TaskGroup() as group:
             killing = group.create_task(kill())
             while not killing.done():
@@ -279,7 +272,7 @@ def busy_core(loops: int) -> Iterator[int]:
 
 @pytest.mark.slow(reason="shares one core with endless loops")
 async def test_a_judge_on_a_starved_core_blames_nobody(machine: Machine) -> None:
-    async with running(machine):
+    async with started(machine.host):
         with busy_core(3) as core:
             environment = await machine.pid("environment")
             os.sched_setaffinity(environment, {core})

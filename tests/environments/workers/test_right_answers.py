@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-from builders import ROOT
 from lasting import started
 
 from swarm_node.environments.host import ProcessEnvironmentHost
@@ -62,9 +61,8 @@ def create():
 
 
 @pytest.fixture
-def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProcessEnvironmentHost:
-    (tmp_path / "made.py").write_text(SOURCE)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+def made(importable: Callable[[str, str], None]) -> ProcessEnvironmentHost:
+    importable("made", SOURCE)
     return ProcessEnvironmentHost("made:create", {}, ("none",), score_seconds=0.2)
 
 

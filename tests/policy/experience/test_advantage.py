@@ -1,47 +1,24 @@
-"""Advantages of one group."""
+"""Advantages of one group, and what holds for those of any."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from swarm_node.policy.choices import ADVANTAGE_CHOICES
-from swarm_node.policy.experience.advantage import (
-    ADVANTAGES,
-    AdvantageFn,
-    dr_grpo,
-    grpo,
-    rloo,
-)
+from swarm_node.policy.choices import AdvantageName
+from swarm_node.policy.experience.advantage import ADVANTAGES, AdvantageFn, grpo
 
-
-def test_binary_rewards_against_hand_computed_values() -> None:
-    # mean 1/4, population std sqrt(3)/4
-    std = np.sqrt(3) / 4
-    expected = np.array([0.75, -0.25, -0.25, -0.25]) / (std + 1e-4)
-    got = grpo([1.0, 0.0, 0.0, 0.0])
-    assert got.dtype == np.float32
-    np.testing.assert_allclose(got, expected, rtol=1e-6)
-
-
-def test_advantages_sum_to_zero_and_ignore_shift() -> None:
-    rewards = np.random.default_rng(1).random(16).astype(np.float32)
-    got = grpo(rewards)
-    assert abs(float(got.sum())) < 1e-5
-    np.testing.assert_allclose(grpo(rewards + 3.0), got, rtol=1e-4, atol=1e-5)
+GROUP = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=128)
 
 
 def test_without_the_deviation_and_against_the_others() -> None:
-    rewards = [1.0, 0.0, 0.0, 0.5]
-    np.testing.assert_allclose(dr_grpo(rewards), [0.625, -0.375, -0.375, 0.125])
+    dr_grpo, rloo = (ADVANTAGES[name]([1.0, 0.0, 0.0, 0.5]) for name in ("dr_grpo", "rloo"))
+    np.testing.assert_allclose(dr_grpo, [0.625, -0.375, -0.375, 0.125])
     # Each against the mean of the other three.
-    np.testing.assert_allclose(rloo(rewards), [1 - 0.5 / 3, -0.5, -0.5, 0.5 - 1 / 3], rtol=1e-6)
-    assert dr_grpo(rewards).dtype == rloo(rewards).dtype == np.float32
-
-
-def test_advantages_are_found_by_name_and_listed() -> None:
-    assert dict(ADVANTAGES) == {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
-    assert set(ADVANTAGES) == set(ADVANTAGE_CHOICES)
+    np.testing.assert_allclose(rloo, [1 - 0.5 / 3, -0.5, -0.5, 0.5 - 1 / 3], rtol=1e-6)
+    assert dr_grpo.dtype == rloo.dtype == np.float32
 
 
 @pytest.mark.parametrize("advantages", ADVANTAGES.values())
@@ -60,3 +37,23 @@ def test_a_small_difference_is_not_blown_up() -> None:
 def test_what_is_no_reward_vector_is_refused(rewards: list[float], advantages: AdvantageFn) -> None:
     with pytest.raises(ValueError, match="rewards"):
         advantages(rewards)
+
+
+@given(GROUP)
+def test_against_an_independent_reference(group: list[float]) -> None:
+    mean = sum(group) / len(group)
+    deviation = (sum((r - mean) ** 2 for r in group) / len(group)) ** 0.5
+    expected = [(r - mean) / (deviation + 1e-4) if deviation else 0.0 for r in group]
+    got = ADVANTAGES["grpo"](group)
+    assert got.dtype == np.float32
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+@given(GROUP, st.sampled_from(sorted(ADVANTAGES)))
+def test_advantages_sum_to_zero(group: list[float], name: AdvantageName) -> None:
+    assert abs(float(ADVANTAGES[name](group).sum())) < 1e-3
+
+
+@given(GROUP)
+def test_however_rare_a_success_is_its_pull_is_bounded(group: list[float]) -> None:
+    assert float(np.abs(grpo(group)).max()) <= np.sqrt(len(group) - 1) + 1e-6

@@ -96,22 +96,12 @@ def test_after_a_rollback_neither_younger_nor_too_many_groups_come_again() -> No
     assert len(held._past) == 3
 
 
-def test_without_a_past_no_drawn_group_is_kept() -> None:
-    held = buffer(local=1, external=0)
-    admit(held, *own(2))
-    assert [names(held.draw(0, random.Random(1))) for _ in range(2)] == [["own0"], ["own1"]]
+def test_without_a_past_a_group_is_drawn_once_in_the_order_of_arrival() -> None:
+    held = buffer(local=2, external=0)
+    admit(held, *own(4))
+    drawn = [names(held.draw(0, random.Random(1))) for _ in range(3)]
+    assert drawn == [["own0", "own1"], ["own2", "own3"], []]
     assert not held._past
-
-
-def test_nothing_is_drawn_before_there_are_enough_own_groups() -> None:
-    held = buffer(local=2, external=2)
-    admit(held, *own(1), *(group(f"p{index}", "peer") for index in range(5)))
-    assert not held.ready(0)
-    assert held.draw(0, random.Random(1)) is None
-    assert held.stats().external == 5
-    admit(held, group("second"))
-    assert held.ready(0)
-    assert held.draw(0, random.Random(1)) is not None
 
 
 @pytest.mark.parametrize(("own_ready", "external_ready", "counts"), [
@@ -124,13 +114,6 @@ def test_own_groups_stand_in_for_missing_peers(
     admit(held, *own(own_ready), *(group(f"p{i}", f"peer{i}") for i in range(external_ready)))
     drawn = held.draw(0, random.Random(1))
     assert (drawn.own_count, drawn.external_count) == counts
-
-
-def test_a_node_that_takes_no_own_groups_draws_external_ones() -> None:
-    held = buffer(local=0, external=2)
-    assert held.draw(0, random.Random(1)) is None
-    admit(held, group("p", "peer"))
-    assert names(held.draw(0, random.Random(1))) == ["p"]
 
 
 def test_external_groups_are_drawn_uniformly_and_reproducibly() -> None:
@@ -166,14 +149,6 @@ def test_a_group_comes_in_once_even_after_it_left() -> None:
     assert len(names(held.draw(0, random.Random(1)))) == 2
     assert reason(held.admit(group("own"), 0)) == "duplicate"
     assert reason(held.admit(group("p", "peer"), 0)) == "duplicate"
-
-
-def test_a_group_is_drawn_once_and_own_groups_in_the_order_of_their_arrival() -> None:
-    held = buffer(local=2, external=0)
-    admit(held, *own(4))
-    rng = random.Random(1)
-    drawn = [names(held.draw(0, rng)) for _ in range(3)]
-    assert drawn == [["own0", "own1"], ["own2", "own3"], []]
 
 
 def test_own_lag_counts_from_the_oldest_tokens() -> None:

@@ -28,7 +28,6 @@ from swarm_node.policy.models.shapes import known_shape
 from swarm_node.policy.placement import repeats_heads, torch_version
 
 CPU = torch.device("cpu")
-NEEDS_CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 def segments(*rows: tuple[int, tuple[int, ...], int, int]) -> Tensor:
@@ -194,7 +193,6 @@ def shipped_shapes() -> dict[str, ModelConfig]:
 
 
 @pytest.mark.gpu
-@NEEDS_CUDA
 @pytest.mark.parametrize("name", shipped_shapes())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_on_a_gpu_no_shipped_shape_takes_the_kernel_that_holds_all_scores(

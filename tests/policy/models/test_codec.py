@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
-from builders import dialogue, examples, verified
+from builders import dialogue, edit_json, examples, verified
 from hypothesis import given
 from hypothesis import strategies as st
+from in_memory import ROLES, talking
 from tokenizers import decoders
 
 from swarm_node.errors import ModelError
@@ -21,33 +20,12 @@ from swarm_node.rollout import Finish
 
 TINY = resolve("tiny")
 CODEC = Codec.from_directory(TINY)
-#: Roles, as the tiny model's tokens allow: a question ends in <sep>, an answer in <eos>.
-ROLES = (
-    "{% for m in messages %}{% if m.role == 'user' %}{{ '<bos>' + m.content + '<sep>' }}"
-    "{% else %}{{ m.content + '<eos>' }}{% endif %}{% endfor %}"
-)
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A writable copy of the tiny model."""
-    return Path(shutil.copytree(TINY, tmp_path / "copy"))
-
-
-def edit(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=7))
 
 
 @examples(150)
 @given(st.text(max_size=60))
 def test_answers_are_lossless(text: str) -> None:
     assert CODEC.decode(CODEC.encode_answer(text)) == text
-
-
-@examples(50)
-@given(st.lists(st.integers(0, CODEC.vocab_size - 1), max_size=40))
-def test_any_ids_of_the_vocabulary_decode(ids: list[int]) -> None:
-    CODEC.decode(ids).encode()
 
 
 @examples(100)
@@ -70,13 +48,6 @@ def test_an_added_token_is_its_own_text_and_another_tokenizer_spells_no_bytes(co
     assert not Codec(tokenizer, len(tokenizer), [CODEC.eos_id]).spells_bytes
 
 
-def test_special_tokens_spelt_out_in_an_answer_stay_text() -> None:
-    text = "<eos> 1 <pad><sep>"
-    ids = CODEC.encode_answer(text)
-    assert not CODEC.eos_ids & {*ids}
-    assert CODEC.decode(ids) == text
-
-
 def test_decode_leaves_special_tokens_out_and_refuses_foreign_ids() -> None:
     ids = CODEC.encode_answer("42")
     assert CODEC.decode([*ids, CODEC.eos_id, CODEC.pad_id]) == "42"
@@ -85,23 +56,11 @@ def test_decode_leaves_special_tokens_out_and_refuses_foreign_ids() -> None:
             CODEC.decode([*ids, hostile])
 
 
-def test_prompts_follow_the_chat_template() -> None:
-    tokenizer = load_tokenizer(TINY)
-    content = "Simplify the fraction 4/6"
-    template = tokenizer.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=True
-    )["input_ids"]
-    prompt = CODEC.encode_prompt(content)
-    assert list(prompt) == template
-    assert tokenizer.convert_ids_to_tokens([prompt[0], prompt[-1]]) == ["<bos>", "<sep>"]
-    assert prompt[1:-1] == CODEC.encode_answer(content)
-
-
 def test_what_a_tokenizer_puts_before_a_text_is_in_plain_prompts_only(copy: Path) -> None:
     """A chat template writes its own special tokens."""
     begin = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
-    edit(
+    edit_json(
         copy / "tokenizer.json",
         post_processor={
             "type": "TemplateProcessing",
@@ -114,7 +73,7 @@ def test_what_a_tokenizer_puts_before_a_text_is_in_plain_prompts_only(copy: Path
     codec = Codec.from_directory(copy)
     assert codec.encode_prompt("42") == CODEC.encode_prompt("42")
     assert codec.encode_answer("42") == CODEC.encode_answer("42")
-    edit(copy / "tokenizer_config.json", chat_template=None)
+    edit_json(copy / "tokenizer_config.json", chat_template=None)
     plain = Codec.from_directory(copy).encode_prompt("42")
     assert plain == (1, *CODEC.encode_answer("Question: 42\nAnswer:"))
 
@@ -122,7 +81,7 @@ def test_what_a_tokenizer_puts_before_a_text_is_in_plain_prompts_only(copy: Path
 def test_a_prompt_is_the_same_tomorrow(copy: Path) -> None:
     """Templates such as Llama 3.1's write the day."""
     dated = "{{ '<bos>' + strftime_now('%d %b %Y') }}{{ messages[0].content }}"
-    edit(copy / "tokenizer_config.json", chat_template=dated)
+    edit_json(copy / "tokenizer_config.json", chat_template=dated)
     ids = Codec.from_directory(copy).encode_prompt("?")
     assert ids == (1, *CODEC.encode_answer("26 Jul 2024?"))
 
@@ -134,7 +93,7 @@ _ROLES = (
 
 
 def test_a_system_prompt_is_a_message_of_its_own_where_the_template_has_one(copy: Path) -> None:
-    edit(copy / "tokenizer_config.json", chat_template=_ROLES)
+    edit_json(copy / "tokenizer_config.json", chat_template=_ROLES)
     plain = Codec.from_directory(copy)
     asked = plain.asking("Be brief <eos>").within(512)
     messages = [
@@ -157,23 +116,17 @@ def test_a_system_prompt_is_a_message_of_its_own_where_the_template_has_one(copy
 def test_another_model_reads_a_system_prompt_at_the_beginning_of_the_question(
     copy: Path, template: str | None
 ) -> None:
-    edit(copy / "tokenizer_config.json", chat_template=template)
+    edit_json(copy / "tokenizer_config.json", chat_template=template)
     codec = Codec.from_directory(copy)
     asked = codec.asking("Be brief").encode_prompt("42")
     assert asked == codec.encode_prompt("Be brief\n\n42") != codec.encode_prompt("42")
-
-
-def test_prompts_without_a_template_are_plain(copy: Path) -> None:
-    edit(copy / "tokenizer_config.json", chat_template=None)
-    plain = CODEC.encode_answer("Question: 7 + {1}\nAnswer:")
-    assert Codec.from_directory(copy).encode_prompt("7 + {1}") == plain
 
 
 def test_a_template_that_fails_is_a_model_error(copy: Path) -> None:
     loop = "{% for each in range(10**9) %}x{% endfor %}"  # Jinja's sandbox refuses it
     lost = "{{ messages[9].content }}"
     for template in ("{{ raise_exception('no') }}", lost, "{% for %}", "{{ 1 // 0 }}", loop):
-        edit(copy / "tokenizer_config.json", chat_template=template)
+        edit_json(copy / "tokenizer_config.json", chat_template=template)
         with pytest.raises(ModelError, match="template fails"):
             Codec.from_directory(copy)
 
@@ -208,7 +161,7 @@ def test_a_model_as_the_hub_has_them_loads_and_learns_nothing_from_other_files(
 def test_what_ends_a_turn_ends_an_answer_of_a_base_model_too(chatty: Path, tmp_path: Path) -> None:
     """Base models are stored with a chat template, but with the end of a text as their end."""
     base = Path(shutil.copytree(chatty, tmp_path / "base"))
-    edit(base / "tokenizer_config.json", eos_token="<|endoftext|>")
+    edit_json(base / "tokenizer_config.json", eos_token="<|endoftext|>")
     codec, tokenizer = Codec.from_directory(base), load_tokenizer(base)
     end, text_end = (tokenizer.convert_tokens_to_ids(t) for t in ("<|im_end|>", "<|endoftext|>"))
     assert (codec.eos_id, codec.eos_ids) == (text_end, {end, text_end})
@@ -216,7 +169,7 @@ def test_what_ends_a_turn_ends_an_answer_of_a_base_model_too(chatty: Path, tmp_p
 
 
 def test_every_end_token_counts_and_the_tokenizers_comes_first(copy: Path) -> None:
-    edit(copy / "generation_config.json", eos_token_id=[3, 2])
+    edit_json(copy / "generation_config.json", eos_token_id=[3, 2])
     codec = Codec.from_directory(copy)
     assert (codec.eos_id, codec.eos_ids) == (2, frozenset({2, 3}))
 
@@ -245,13 +198,13 @@ def test_only_the_tokenizer_and_the_template_that_were_tried_are_read(copy: Path
     with pytest.raises(ModelError, match="remove it"):
         Codec.from_directory(copy)
     shutil.rmtree(more)
-    edit(copy / "tokenizer_config.json", fast_tokenizer_files=["tokenizer.5.0.0.json"])
+    edit_json(copy / "tokenizer_config.json", fast_tokenizer_files=["tokenizer.5.0.0.json"])
     with pytest.raises(ModelError, match="remove the entry"):
         Codec.from_directory(copy)
 
 
 def test_the_longest_text_in_a_tokenizers_settings_does_not_count(copy: Path) -> None:
-    edit(copy / "tokenizer_config.json", model_max_length="abc")
+    edit_json(copy / "tokenizer_config.json", model_max_length="abc")
     assert len(Codec.from_directory(copy).encode_prompt("1 " * 5000)) > 5000
 
 
@@ -266,7 +219,7 @@ def test_a_chat_template_that_leaves_out_the_question_is_refused(
 
 
 def test_a_codec_needs_an_end_token_and_a_model_of_its_size(copy: Path) -> None:
-    edit(copy / "config.json", vocab_size=100)
+    edit_json(copy / "config.json", vocab_size=100)
     with pytest.raises(ModelError, match="not belong"):
         Codec.from_directory(copy)
     with pytest.raises(ModelError, match="end token"):
@@ -319,14 +272,6 @@ def test_a_special_token_inside_an_earlier_turn_is_refused() -> None:
     assert "special token" in refused.detail
 
 
-@pytest.fixture(scope="module")
-def roles(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with a template that has roles."""
-    path = Path(shutil.copytree(TINY, tmp_path_factory.mktemp("roles") / "model"))
-    edit(path / "tokenizer_config.json", chat_template=ROLES)
-    return path
-
-
 def context(codec: Codec, question: str, turns: list[tuple[str, str]]) -> list[int]:
     """What the model reads before its next answer, made turn by turn."""
     ids = [*codec.encode_prompt(question)]
@@ -335,8 +280,8 @@ def context(codec: Codec, question: str, turns: list[tuple[str, str]]) -> list[i
     return ids
 
 
-def test_a_dialogue_that_is_continued_reads_as_the_template_writes_it(roles: Path) -> None:
-    codec, tokenizer = Codec.from_directory(roles), load_tokenizer(roles)
+def test_a_dialogue_that_is_continued_reads_as_the_template_writes_it() -> None:
+    codec, tokenizer = talking(), talking()._tokenizer
     turns = [("13", "higher"), ("15", ""), ("14", "no\nmore ")]
     messages = [{"role": "user", "content": "Guess."}]
     for done, (answer, reply) in enumerate(turns):
@@ -358,13 +303,6 @@ def test_an_empty_thought_stays_where_the_model_read_it(chatty: Path) -> None:
         f"<|im_start|>user\nno<|im_end|>\n<|im_start|>assistant\n{thought}8<|im_end|>\n"
         f"<|im_start|>user\nyes<|im_end|>\n<|im_start|>assistant\n{thought}"
     )
-
-
-@cache
-def talking() -> Codec:
-    tokenizer = load_tokenizer(TINY)
-    tokenizer.chat_template = ROLES
-    return Codec(tokenizer, CODEC.vocab_size, [END])
 
 
 @given(st.text(max_size=60))
@@ -409,7 +347,7 @@ def test_a_reply_is_plain_text_whatever_it_says(text: str) -> None:
 def test_a_template_that_cannot_be_continued_is_refused(
     copy: Path, template: str | None, why: str
 ) -> None:
-    edit(copy / "tokenizer_config.json", chat_template=template)
+    edit_json(copy / "tokenizer_config.json", chat_template=template)
     codec = Codec.from_directory(copy)
     with pytest.raises(ModelError, match="be continued") as told:
         codec.bridge("no")

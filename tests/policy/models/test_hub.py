@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from builders import edit_json
 from hub_server import Hub, serving
 
 from swarm_node.errors import ModelError
-from swarm_node.policy.models.hub import ALIASES, HubModel, _check_weights, _File, hub_model
+from swarm_node.policy.models.hub import HubModel, _check_weights, _File, hub_model
 from swarm_node.policy.models.shapes import known_shape
 
 REPO = "org/model"
@@ -133,19 +132,15 @@ def test_what_cannot_be_fetched_is_refused_with_what_to_do(hub: Hub, tmp_path: P
         assert "Traceback" not in refused.stderr
 
 
-def edit(file: Path, **changes: Any) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
 @pytest.mark.slow(reason="starts a process for every download")
 def test_nothing_large_is_fetched_of_a_model_that_will_not_run(hub: Hub, tmp_path: Path) -> None:
     config = hub.directory / "config.json"
     whole = config.read_text()
-    edit(config, num_hidden_layers=10**9)
+    edit_json(config, num_hidden_layers=10**9)
     refused = resolve(REPO, tmp_path / "cache-huge", hub.address)
     assert "(model = " in refused.stderr
     config.write_text(whole)
-    edit(config, model_type="mixtral")
+    edit_json(config, model_type="mixtral")
     refused = resolve(REPO, tmp_path / "cache-other", hub.address)
     assert refused.stderr.splitlines()[-1].startswith("refused: config.json: 'mixtral'"), (
         refused.stderr
@@ -194,7 +189,3 @@ def test_weights_of_four_bytes_are_fetched_and_no_more_of_them_than_the_model_ha
 )
 def test_names(name: str, model: HubModel | None) -> None:
     assert hub_model(name) == model
-
-
-def test_every_alias_is_a_hub_id() -> None:
-    assert all(hub_model(name) == HubModel(repo) for name, repo in ALIASES.items())

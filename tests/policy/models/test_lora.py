@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from builders import train_rows, trainer_settings
+from builders import same_tensors, train_rows, trainer_settings
 from safetensors.torch import load_file
 
 from swarm_node.config import load_settings
@@ -41,10 +41,6 @@ def trained(directory: Path, updates: int = 3, **changes: Any) -> TrainerCore:
     for _ in range(updates):
         assert core.update(rows()).skipped is None
     return core
-
-
-def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
 
 
 @torch.no_grad()
@@ -79,10 +75,10 @@ def test_an_untrained_adapter_changes_nothing_and_a_trained_one_only_itself(
     plain = CausalLM.from_directory(random_qwen2)
     core = TrainerCore(random_qwen2, SETTINGS)
     assert torch.equal(distributions(core.model), distributions(plain))
-    assert same(core.weights(), plain.hf_state())
+    assert same_tensors(core.weights(), plain.hf_state())
     core.update(rows())
     assert not torch.equal(distributions(core.model), distributions(plain))
-    assert same(core.model.hf_state(), plain.hf_state())
+    assert same_tensors(core.model.hf_state(), plain.hf_state())
     assert core.adapter is not None
     with core.adapter.disable():
         assert torch.equal(distributions(core.model), distributions(plain))
@@ -101,16 +97,6 @@ def test_merged_weights_compute_what_the_adapted_model_computes(random_qwen2: Pa
         if not torch.equal(value, core.model.hf_state()[name])
     }
     assert moved == set(TARGETS)
-
-
-def test_peft_on_transformers_model_computes_the_same_from_the_saved_adapter(
-    random_qwen2: Path, tmp_path: Path
-) -> None:
-    core, _ = saved(random_qwen2, tmp_path)
-    assert_peft_computes_the_same(core.model, random_qwen2, tmp_path)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"]) == (4, 8)
-    assert config["inference_mode"] is True
 
 
 def test_the_gradient_is_that_of_peft_on_transformers_model(
@@ -138,8 +124,8 @@ def test_the_seed_decides_the_start_and_leaves_other_draws_alone(random_qwen2: P
     before = torch.get_rng_state()
     first = start(1)
     assert torch.equal(before, torch.get_rng_state())
-    assert same(first, start(1))
-    assert not same(first, start(2))
+    assert same_tensors(first, start(1))
+    assert not same_tensors(first, start(2))
 
 
 def test_a_checkpoint_holds_the_adapter_and_its_moments_only(
@@ -160,7 +146,7 @@ def test_a_checkpoint_holds_the_adapter_and_its_moments_only(
     resumed = TrainerHost(random_qwen2, tmp_path / "checkpoints", tmp_path / "weights", SETTINGS)
     for each in (host, resumed):
         each.update(rows(5))
-    assert same(host.core.weights(), resumed.core.weights())
+    assert same_tensors(host.core.weights(), resumed.core.weights())
 
 
 def test_a_checkpoint_of_another_rank_is_refused_by_name(random_qwen2: Path) -> None:
@@ -172,7 +158,7 @@ def test_a_checkpoint_of_another_rank_is_refused_by_name(random_qwen2: Path) -> 
     before = adapter.state()
     with pytest.raises(ModelError, match="at rank 8"):
         adapter.load_state(state.weights)
-    assert same(before, adapter.state())
+    assert same_tensors(before, adapter.state())
 
 
 def test_a_restart_keeps_to_the_adapters_of_the_checkpoint(
@@ -211,7 +197,7 @@ def test_tba_takes_the_base_model_from_beneath_the_adapter(random_qwen2: Path) -
 
 def test_layers_run_again_train_an_adapter_alike(random_qwen2: Path) -> None:
     kept, again = trained(random_qwen2), trained(random_qwen2, activation_checkpointing=True)
-    assert same(kept.weights(), again.weights())
+    assert same_tensors(kept.weights(), again.weights())
 
 
 def test_what_is_published_is_chosen(random_qwen2: Path, tmp_path: Path) -> None:
@@ -232,8 +218,10 @@ def test_what_is_published_is_chosen(random_qwen2: Path, tmp_path: Path) -> None
         if published != "merged":
             stored = load_file(adapter / ADAPTER_FILE)
             assert read_canary(adapter / ADAPTER_FILE) == measure_canary(host.core.model)
-            assert same(stored, host.core.adapter.state())
+            assert same_tensors(stored, host.core.adapter.state())
             assert_peft_computes_the_same(host.core.model, random_qwen2, adapter)
+            config = json.loads((adapter / "adapter_config.json").read_text())
+            assert (config["r"], config["lora_alpha"], config["inference_mode"]) == (4, 8, True)
 
 
 def test_a_published_adapter_computes_what_the_trainer_does(

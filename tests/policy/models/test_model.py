@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from builders import edit_json
 from safetensors import safe_open
 
 from swarm_node.errors import ModelError
@@ -19,16 +17,6 @@ from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.models.text.codec import Codec
 
 TINY = resolve("tiny")
-
-
-@pytest.fixture
-def copy(tmp_path: Path) -> Path:
-    """A writable copy of the tiny model."""
-    return Path(shutil.copytree(TINY, tmp_path / "copy"))
-
-
-def edit(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}, indent=7))
 
 
 def test_resolve_finds_the_shipped_model_and_local_directories(copy: Path) -> None:
@@ -47,12 +35,8 @@ def test_the_architecture_is_shown_to_whoever_may_refuse_it(copy: Path) -> None:
     assert [config.weight_count for config in seen] == [stored, stored]
 
 
-def test_a_model_larger_than_memory_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    free = available_memory()
-    assert 0 < free < 1 << 50
+def test_one_base_of_adapters_needs_half_the_memory_of_two() -> None:
     large = ModelConfig(1 << 20, 1 << 13, 1 << 14, 1000, 64, 8)
-    # Weights, gradients, two moments, the published copy and the sampler's weights, in float32.
-    assert needed_memory(large) == large.weight_count * 4 * 6
     # Of a rank that matters little, without gradients and moments of the rest.
     bases = 2 * large.weight_count * 4  # the trainer's and the sampler's
     assert needed_memory(large, lora_rank=1) == pytest.approx(bases, rel=0.01)
@@ -62,6 +46,12 @@ def test_a_model_larger_than_memory_is_refused_with_what_to_do(tmp_path: Path) -
     assert needed_memory(large, lora_rank=8) == (
         parts.resident - parts.reserve + 12 * adapter_count(large, 8)
     )
+
+
+def test_free_memory_is_that_of_the_machine_or_what_its_control_group_leaves(
+    tmp_path: Path,
+) -> None:
+    assert 0 < available_memory() < 1 << 50
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text("900000\n")
     (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 50000\n")
@@ -70,20 +60,11 @@ def test_a_model_larger_than_memory_is_refused_with_what_to_do(tmp_path: Path) -
     assert available_memory(tmp_path) > 1_000_000
 
 
-def test_importing_is_cheap() -> None:
-    heavy = (
-        "import sys, swarm_node.policy.models.model\n"
-        "print({'torch', 'transformers', 'huggingface_hub'} & {*sys.modules})"
-    )
-    run = subprocess.run([sys.executable, "-c", heavy], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "set()"
-
-
 def test_digests_name_the_function_not_the_files(copy: Path) -> None:
     model, tokenizer = policy_digests(TINY)
     assert len(model) == len(tokenizer) == 32
-    edit(copy / "config.json", dtype="bfloat16", transformers_version="9")
-    edit(copy / "tokenizer.json", padding=None, truncation={"max_length": 9})
+    edit_json(copy / "config.json", dtype="bfloat16", transformers_version="9")
+    edit_json(copy / "tokenizer.json", padding=None, truncation={"max_length": 9})
     (copy / "README.md").write_text("anything")
     assert policy_digests(copy) == (model, tokenizer)
 
@@ -91,7 +72,7 @@ def test_digests_name_the_function_not_the_files(copy: Path) -> None:
 def test_digests_change_with_weights_architecture_vocabulary_and_template(copy: Path) -> None:
     model, tokenizer = policy_digests(TINY)
 
-    edit(copy / "config.json", rms_norm_eps=1e-5)
+    edit_json(copy / "config.json", rms_norm_eps=1e-5)
     other_model, other_tokenizer = policy_digests(copy)
     assert (other_model != model, other_tokenizer == tokenizer) == (True, True)
     shutil.copy(TINY / "config.json", copy)
@@ -106,7 +87,7 @@ def test_digests_change_with_weights_architecture_vocabulary_and_template(copy: 
     assert policy_digests(copy)[1] != tokenizer
     (copy / "chat_template.jinja").unlink()
 
-    edit(copy / "tokenizer.json", normalizer={"type": "NFC"})
+    edit_json(copy / "tokenizer.json", normalizer={"type": "NFC"})
     other_model, other_tokenizer = policy_digests(copy)
     assert (other_model == model, other_tokenizer != tokenizer) == (True, True)
 

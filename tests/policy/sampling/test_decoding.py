@@ -29,7 +29,6 @@ from swarm_node.rollout import Completion
 torch.set_num_threads(1)
 TINY = resolve("tiny")
 CODEC = Codec.from_directory(TINY)
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 SHORT, LONG = "Calculate 3 + 4.", "How many legs do 3 dogs have? " * 6
 
 
@@ -213,7 +212,6 @@ def test_where_few_rows_do_not_fit_a_graph_it_decodes_eagerly(
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
 def test_a_capture_that_fails_leaves_nothing_behind() -> None:
     graphs, tensor = decoding._Graphs(), torch.ones(4, device="cuda:0")
 
@@ -229,7 +227,6 @@ def test_a_capture_that_fails_leaves_nothing_behind() -> None:
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
 def test_graphs_give_what_eager_decoding_gives(tmp_path: Path) -> None:
     graphs, eager = on("cuda:0", CacheShape(64, 80)), on("cuda:0", None)
     assert_alike(sampled(graphs), sampled(eager), atol=1e-4)
@@ -248,7 +245,6 @@ def test_graphs_give_what_eager_decoding_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
 def test_graphs_in_bfloat16_and_after_a_longer_prompt() -> None:
     model = CausalLM.from_directory(TINY, torch.bfloat16).to("cuda:0")
     sampler = TorchSampler(model, CODEC, shape=CacheShape(16, 40), inline=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from builders import printed_by
 
 from swarm_node.errors import ModelError
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
@@ -33,7 +33,6 @@ from swarm_node.policy.weights.store import WeightStore
 
 TINY = resolve("tiny")
 ON_GPU = Placement("cuda:0", "bfloat16")
-NEEDS_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 VLLM = installed_vllm()
 NEEDS_VLLM = pytest.mark.skipif(VLLM is None or VLLM.on_cpu, reason="needs vLLM built for CUDA")
 
@@ -84,13 +83,12 @@ def test_cuda_is_set_up_before_memory_is_mapped() -> None:
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
 def test_another_process_reads_what_is_on_the_gpu(tmp_path: Path) -> None:
     state, buffers = CausalLM.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
     store = WeightStore(tmp_path)
     first = store.publish(0, {}, buffers.put(state))
     store.publish(1, {}, buffers.put({name: value + 1 for name, value in state.items()}))
-    subprocess.run([sys.executable, "-c", READER, str(first)], check=True)
+    printed_by(READER, first)
 
 
 #: Publishes weights after other memory was taken and freed, whose segments grow, and more of it
@@ -115,15 +113,12 @@ subprocess.run([sys.executable, "-c", READER, str(path)], check=True)
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
 def test_memory_is_shared_beside_segments_that_grow(tmp_path: Path) -> None:
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-    env = os.environ | {"PYTHONPATH": path, "PYTORCH_CUDA_ALLOC_CONF": GROWING}
-    subprocess.run([sys.executable, "-c", WRITER, str(tmp_path)], env=env, check=True)
+    printed_by(WRITER, tmp_path, PYTHONPATH=path, PYTORCH_CUDA_ALLOC_CONF=GROWING)
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
 def test_memory_is_exported_once_however_often_it_is_filled(tmp_path: Path) -> None:
     """torch wraps the memory anew at each export, and frees none of the wrappers before it."""
     state, buffers = CausalLM.from_directory(TINY).hf_state(), DeviceBuffers(ON_GPU)
@@ -132,11 +127,10 @@ def test_memory_is_exported_once_however_often_it_is_filled(tmp_path: Path) -> N
         headers.append(buffers.put({name: value + (3 - version) for name, value in state.items()}))
         path = store.publish(version, {}, headers[-1])
     assert headers[0] == headers[2] != headers[1] == headers[3]
-    subprocess.run([sys.executable, "-c", READER, str(path)], check=True)
+    printed_by(READER, path)
 
 
 @pytest.mark.gpu
-@NEEDS_GPU
 @NEEDS_VLLM
 def test_vllm_takes_weights_from_the_trainers_memory(tmp_path: Path) -> None:
     model = CausalLM.from_directory(TINY)

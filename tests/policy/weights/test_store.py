@@ -3,12 +3,11 @@ from __future__ import annotations
 import os
 import resource
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from builders import printed_by
 from safetensors.torch import load_file, save_file
 
 from swarm_node.errors import WeightsError
@@ -77,10 +76,7 @@ def test_directories_of_dead_processes_are_removed() -> None:
     program = (
         "from swarm_node.policy.weights.store import shared_memory_dir as d; print(d('bob', 1))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    abandoned = Path(done.stdout.strip())
+    abandoned = Path(printed_by(program).strip())
     elsewhere = abandoned.with_name(abandoned.name.replace("swarm-node-", "swarm-node-1", 1))
     elsewhere.mkdir()
     assert abandoned.is_dir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import struct
@@ -15,7 +14,7 @@ import gguf
 import numpy as np
 import pytest
 from builders import examples
-from gguf_files import tensors, tokens, write_gguf
+from gguf_files import tokens, write_gguf
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -72,24 +71,18 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
-def test_a_hostile_header_is_refused_by_the_name_of_the_file(tmp_path: Path, data: bytes) -> None:
-    path = tmp_path / "m.gguf"
-    path.write_bytes(data)
-    with pytest.raises(ModelError, match=r"m\.gguf"):
-        read_header(path)
-
-
-def test_hostile_headers_cost_little_memory(tmp_path: Path) -> None:
-    for place, data in enumerate(HOSTILE.values()):
-        (tmp_path / f"{place}.gguf").write_bytes(data)
+def test_a_hostile_header_is_refused_by_the_name_of_the_file_in_little_memory(
+    tmp_path: Path,
+) -> None:
+    for name, data in HOSTILE.items():
+        (tmp_path / f"{name}.gguf").write_bytes(data)
     program = (
         "import sys, pathlib\n"
         "from swarm_node.policy.models.gguf.header import read_header\n"
         "from swarm_node.errors import ModelError\n"
         "for path in sorted(pathlib.Path(sys.argv[1]).iterdir()):\n"
         "    try:\n        read_header(path)\n"
-        "    except ModelError:\n        print(path.name)\n"
+        "    except ModelError as error:\n        print(path.name in str(error), path.stem)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)],
@@ -99,7 +92,7 @@ def test_hostile_headers_cost_little_memory(tmp_path: Path) -> None:
         check=False,
     )
     assert done.stderr == ""
-    assert len(done.stdout.split()) == len(HOSTILE)
+    assert {*done.stdout.splitlines()} == {f"True {name}" for name in HOSTILE}
 
 
 @pytest.mark.parametrize("alignment", [0, 3, 1 << 20])
@@ -174,9 +167,3 @@ def test_a_flipped_header_is_read_or_refused(
     piece = data.draw(st.binary(min_size=1, max_size=8))
     path = tmp_path_factory.getbasetemp() / "flipped.gguf"
     refused_or_read(path, whole[:place] + piece + whole[place + len(piece) :], read_header)
-
-
-def test_names_of_tensors_reach_errors_in_a_bounded_form(tmp_path: Path) -> None:
-    stored = {**tensors("qwen2"), "y" * 60: np.zeros(3, np.float32)}
-    header = read_header(write_gguf(tmp_path / "m.gguf", stored=stored))
-    assert json.dumps(sorted(header.tensors))

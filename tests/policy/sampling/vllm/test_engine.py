@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from builders import printed_by
 from fits import fit
 
 from swarm_node.config import load_settings
@@ -113,14 +113,6 @@ def test_on_cuda_decoding_steps_are_graphs_up_to_the_planned_rows() -> None:
     assert graphs["cudagraph_capture_sizes"][-1] == plan.max_rows == 100
 
 
-def test_an_engine_starts_beside_a_trainer_that_fills_the_card() -> None:
-    made = make_plan(HALF_BILLION, Job(max_new_tokens=1024), 8 << 30)
-    plan = plan_engine(
-        HALF_BILLION, placement=ON_GPU, max_rows=1, max_new_tokens=1024, share=made.engine
-    )
-    assert engine_arguments(plan, Path("view"))["gpu_memory_utilization"] == 0.02
-
-
 READS = """
 import json, sys
 from vllm.config import CompilationConfig
@@ -138,10 +130,8 @@ print(graphs.mode.name, graphs.cudagraph_mode.name, graphs.cudagraph_mode.decode
 def test_vllm_reads_them_as_graphs_of_decoding_and_no_compiler() -> None:
     plan = plan_engine(HALF_BILLION, placement=ON_GPU, max_rows=20, max_new_tokens=24, lora_rank=8)
     given = json.dumps(engine_arguments(plan, resolve("tiny")))
-    done = subprocess.run(
-        [sys.executable, "-c", READS], input=given, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "NONE FULL_DECODE_ONLY FULL NONE [8, 16, 20]"
+    last = printed_by(READS, given=given).splitlines()[-1]
+    assert last == "NONE FULL_DECODE_ONLY FULL NONE [8, 16, 20]"
 
 
 def test_the_first_sync_of_a_gpu_may_compile_and_a_group_may_wait_for_others() -> None:

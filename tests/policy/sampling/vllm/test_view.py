@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from builders import write_model
+from builders import edit_json, write_model
 from safetensors.torch import save_file
 
 from swarm_node.policy.models.config import ModelConfig, read_json
@@ -85,8 +84,7 @@ def test_an_engine_computes_no_window_that_transformers_does_not(
     make_model: Callable[..., Path], tmp_path: Path, model_type: str
 ) -> None:
     path = make_model(tmp_path / "model", model_type, pad_token_id=0, bos_token_id=1)
-    own = read_json(path / "config.json")
-    (path / "config.json").write_text(json.dumps({**own, **STRAY}))
+    edit_json(path / "config.json", **STRAY)
     write_view(ModelConfig.from_directory(path), HeadPadding(8, 8), tmp_path)
     written = read_json(tmp_path / "config.json")
     # Phi3 has a window, and no kinds of layers; transformers' Granite has neither.
@@ -98,8 +96,7 @@ def test_an_engine_that_reads_weights_gets_them_beside_the_config_that_was_check
 ) -> None:
     path = tmp_path / "model"
     path.mkdir()
-    own = read_json(write_model(path) / "config.json")
-    (path / "config.json").write_text(json.dumps({**own, **STRAY, "layer_types": None}))
+    edit_json(write_model(path) / "config.json", **{**STRAY, "layer_types": None})
     config = ModelConfig.from_directory(path)
     for _ in range(2):  # an engine starts again in the same directory
         write_view(config, HeadPadding(8, 8), tmp_path, path)

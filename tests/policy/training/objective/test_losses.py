@@ -22,29 +22,21 @@ def size_of(tokens: int) -> BatchSize:
     return BatchSize(tokens, rows=7, max_new_tokens=11)
 
 
-def tokens_of(
-    logp: list[float],
-    behaviour: list[float],
-    advantage: list[float],
-    measured: list[bool] | None = None,
-    dtype: torch.dtype = torch.float64,
-) -> Tokens:
-    n = len(logp)
+def rows_of(*rows: tuple[float, list[float]], measured: bool = True) -> Tokens:
+    """Rows of (advantage, log π − log μ per token)."""
+    gaps = np.concatenate([gap for _, gap in rows]).astype(np.float32)
+    lengths = [len(gap) for _, gap in rows]
+    n = len(gaps)
     return Tokens(
-        logp=torch.tensor(logp, dtype=dtype, requires_grad=True),
-        behaviour=torch.tensor(behaviour, dtype=dtype),
-        is_measured=torch.tensor(measured if measured is not None else [True] * n),
-        advantage=torch.tensor(advantage, dtype=dtype),
-        row=torch.arange(n),
+        logp=torch.full((n,), -1.0, requires_grad=True),
+        behaviour=torch.from_numpy(-1.0 - gaps),
+        is_measured=torch.full((n,), measured),
+        advantage=torch.tensor(np.repeat([a for a, _ in rows], lengths), dtype=torch.float32),
+        row=torch.tensor(np.repeat(range(len(rows)), lengths)),
         staleness=torch.full((n,), -1),
-        reference=torch.zeros(n, dtype=dtype),
-        drift=torch.zeros(n, dtype=dtype),
+        reference=torch.zeros(n),
+        drift=torch.zeros(n),
     )
-
-
-def gradient_of(loss: torch.Tensor, tokens: Tokens) -> torch.Tensor:
-    (gradient,) = torch.autograd.grad(loss, tokens.logp)
-    return gradient
 
 
 @pytest.mark.parametrize(
@@ -62,29 +54,17 @@ def gradient_of(loss: torch.Tensor, tokens: Tokens) -> torch.Tensor:
 def test_where_the_clip_and_the_cap_stop_the_gradient(
     ratio: float, advantage: float, moves: bool
 ) -> None:
-    tokens = tokens_of([-1.0], [-1.0 - math.log(ratio)], [advantage])
+    tokens = rows_of((advantage, [math.log(ratio)]))
     loss, sums = dapo(tokens, BOUNDS, size_of(1))
-    gradient = gradient_of(loss, tokens)
+    (gradient,) = torch.autograd.grad(loss, tokens.logp)
     assert bool(gradient[0] != 0) is moves
     assert sums.clipped_tokens == (0.0 if moves else 1.0)
 
 
-@pytest.mark.parametrize("claim", [-1e4, -1e30, 0.0, 1e4])
-@pytest.mark.parametrize("advantage", [2.0, -2.0])
-def test_a_lie_about_log_probs_cannot_amplify_a_gradient(claim: float, advantage: float) -> None:
-    tokens = tokens_of([-2.0, -0.1], [claim, claim], [advantage] * 2, dtype=torch.float32)
-    loss, sums = dapo(tokens, BOUNDS, size_of(2))
-    gradient = gradient_of(loss, tokens)
-    assert bool(torch.isfinite(loss))
-    assert float(gradient.abs().max()) <= 2.0 * BOUNDS.cap / 2
-    assert all(math.isfinite(value) for value in (sums.ratio, sums.kl, sums.absolute))
-
-
 def test_statistics_against_hand_computed_values() -> None:
     deltas = np.array([0.0, 0.5, -0.5])
-    tokens = tokens_of(
-        [-1.0, -1.0, -1.0, -1.0], [*(-1.0 - deltas), 7.0], [1.0] * 4, [True] * 3 + [False]
-    )
+    tokens = rows_of((1.0, [*deltas, -8.0]))
+    tokens.is_measured[-1] = False
     _, sums = dapo(tokens, BOUNDS, size_of(4))
     ratios = np.exp(deltas)
     assert sums.measured_tokens == 3
@@ -94,23 +74,6 @@ def test_statistics_against_hand_computed_values() -> None:
     assert sums.mean("absolute", 0.0) == pytest.approx(1 / 3)
     assert (sums + sums).measured_tokens == 6
     assert (sums + sums).mean("ratio", 1.0) == pytest.approx(ratios.mean())
-
-
-def rows_of(*rows: tuple[float, list[float]], measured: bool = True) -> Tokens:
-    """Rows of (advantage, log π − log μ per token)."""
-    gaps = np.concatenate([gap for _, gap in rows]).astype(np.float32)
-    lengths = [len(gap) for _, gap in rows]
-    n = len(gaps)
-    return Tokens(
-        logp=torch.full((n,), -1.0, requires_grad=True),
-        behaviour=torch.from_numpy(-1.0 - gaps),
-        is_measured=torch.full((n,), measured),
-        advantage=torch.tensor(np.repeat([a for a, _ in rows], lengths), dtype=torch.float32),
-        row=torch.tensor(np.repeat(range(len(rows)), lengths)),
-        staleness=torch.full((n,), -1),
-        reference=torch.zeros(n),
-        drift=torch.zeros(n),
-    )
 
 
 def everyone(tokens: Tokens) -> torch.Tensor:

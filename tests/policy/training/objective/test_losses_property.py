@@ -82,6 +82,7 @@ def test_no_claim_enters_trajectory_balance(rows: Rows, claim: float) -> None:
         tokens = tokens_of(rows)
         if lied:
             tokens.behaviour.fill_(claim)
+            tokens.is_measured.logical_not_()
         loss, _ = LOSSES["tba"](tokens, BOUNDS, BatchSize(40, 5, 24))
         gradients.append(torch.autograd.grad(loss, tokens.logp)[0])
         assert bool(torch.isfinite(gradients[-1]).all())

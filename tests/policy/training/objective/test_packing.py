@@ -130,51 +130,6 @@ def test_a_sequence_copies_its_prompt_for_few_answers() -> None:
         assert sum(len(rows[index]) for index in pack) <= 8 * shared_length(rows, pack)
 
 
-@examples(50)
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(0, 2)), min_size=1, max_size=12))
-def test_every_answer_is_predicted_from_its_own_prompt_and_beginning(
-    sizes: list[tuple[int, int]],
-) -> None:
-    """What a token sees, read off the segments, is its row up to the token."""
-    rows = [row(12, answer, question) for answer, question in sizes]
-    made = arrange(rows)
-    places = iter(made.places.T)
-    for one in rows:
-        whole = [*one.prompt_ids, *one.completion_ids]
-        for index, target in enumerate(one.completion_ids):
-            sequence, position, wanted = next(places)
-            assert wanted == target
-            before = made.ids[sequence, : position + 1]
-            if made.segments is not None:
-                segments = made.segments[sequence, : position + 1]
-                before = before[(segments == 0) | (segments == segments[-1])]
-            assert before.tolist() == whole[: 12 + index]
-    assert next(places, None) is None
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_shared_prompts_change_neither_log_probs_nor_gradients(
-    random_qwen2: Path, recompute: bool
-) -> None:
-    model = CausalLM.from_directory(random_qwen2)
-    model.recompute = recompute
-    rows = [row(20, answer, question) for question in range(2) for answer in (1, 2, 5, 7)]
-    rows.append(row(9, 30, question=3))
-    assert len(sequences(rows)) == 3
-    together = completion_logprobs(model, rows, 0.7)
-    weights = torch.arange(len(together)) % 3 - 1.0
-    (together * weights).sum().backward()
-    shared = {
-        name: part.grad.clone() for name, part in model.named_parameters() if part.grad is not None
-    }
-    model.zero_grad()
-    alone = torch.cat([completion_logprobs(model, [one], 0.7) for one in rows])
-    (alone * weights).sum().backward()
-    torch.testing.assert_close(together, alone, rtol=0.0, atol=2e-5)
-    for name, part in model.named_parameters():
-        torch.testing.assert_close(shared[name], part.grad, rtol=1e-4, atol=2e-5)
-
-
 TURNS = st.lists(st.tuples(st.integers(1, 6), st.integers(0, 6)), min_size=1, max_size=4)
 
 
@@ -207,10 +162,12 @@ def test_of_a_dialogue_only_what_was_sampled_is_trained_on_and_all_before_it_is_
         assert padded_tokens(rows, group) <= 200 or len(group) == 1
 
 
-def test_one_row_of_a_dialogue_has_the_log_probs_and_gradients_of_its_turns_apart(
-    random_qwen2: Path,
+@pytest.mark.parametrize("recompute", [False, True])
+def test_shared_prompts_and_dialogues_have_the_log_probs_and_gradients_of_their_turns_apart(
+    random_qwen2: Path, recompute: bool
 ) -> None:
     model = CausalLM.from_directory(random_qwen2)
+    model.recompute = recompute
     shapes = [[(4, 0), (3, 5), (2, 4)], [(1, 0), (6, 7)], [(5, 0)], [(2, 0), (2, 1), (2, 6)]]
     rows = [talk(shape, question) for question in range(2) for shape in shapes]
     rows += [talk([(n, 0), (n, 4)], question=3) for n in range(1, 5)]

@@ -31,10 +31,6 @@ pytestmark = pytest.mark.slow(reason="trains a model for each pair of writer and
 
 torch.set_num_threads(1)
 UPDATES = 4
-needs_gpu = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
 needs_eight_bits = pytest.mark.skipif(
     not importlib.util.find_spec("bitsandbytes"), reason="needs bitsandbytes"
 )
@@ -65,7 +61,7 @@ class Kind:
     def marks(self) -> list[pytest.MarkDecorator]:
         eight = [needs_eight_bits] * (self.optimizer == "adamw8bit")
         several = [slow] * (self.processes > 1)
-        return [*eight, *several, *(needs_gpu if self.device == "cuda" else [])]
+        return [*eight, *several, *[pytest.mark.gpu] * (self.device == "cuda")]
 
     def __str__(self) -> str:
         return f"{self.processes} {self.device} {self.dtype} {self.optimizer}"

@@ -21,7 +21,6 @@ SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
     "change",
     [
         {"loss": "sapo"},
-        {"learning_rate": 0.0},
         {"learning_rate": math.nan},
         {"betas": (0.9, 1.0)},
         {"weight_decay": -1.0},
@@ -30,7 +29,6 @@ SETTINGS = trainer_settings(warmup_updates=0, learning_rate=1e-2)
         {"clip_high": math.inf},
         {"ratio_cap": 1.1},
         {"max_grad_norm": 0.0},
-        {"temperature": 0.0},
         {"micro_batch_tokens": 0},
         {"lora_rank": -1},
         {"published": "adapter"},
@@ -57,6 +55,20 @@ def test_an_impossible_setting_is_named_by_a_key_that_exists(
     assert key in {name for name, _ in settings_keys()}
     with pytest.raises(ConfigError, match=rf"^{key} cannot be"):
         replace(trainer_settings(), **change)
+
+
+@pytest.mark.parametrize(
+    ("together", "said"),
+    [
+        ({"base": "nf4"}, r"training\.base"),
+        ({"base": "nf4", "lora_rank": 4, "processes": 2}, "one process"),
+        ({"dtype": "float16", "processes": 2}, "one process"),
+        ({"optimizer": "adamw8bit", "processes": 2}, r'process.*"adamw"'),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(together: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        trainer_settings(**together)
 
 
 def test_settings_survive_a_trip_through_plain_values() -> None:
