@@ -85,7 +85,6 @@ def test_a_silent_child_is_killed_with_its_helpers(with_child) -> None:
     async def body(child: Child) -> None:
         helper = psutil.Process((await child.call(Helper(), Started, patience=20)).pid)
         pid = child.pid
-        assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(ChildError, match="not answer"):
             await child.call(Echo(), Echoed, patience=0.5)
@@ -102,7 +101,6 @@ def test_a_child_that_ends_leaves_nothing_of_its_group(with_child, how: str) -> 
     async def body(child: Child) -> None:
         helper = (await child.call(Helper(), Started, patience=20)).pid
         leader = child.pid
-        assert leader is not None
         group = group_of(leader)
         assert {leader, helper} <= set(group)
         if how == "stopped":
@@ -123,7 +121,6 @@ def test_a_killed_child_leaves_no_shared_memory(with_child, how: str) -> None:
         name = (await child.call(Share(), Named, patience=20)).name
         assert in_shared_memory(name)
         leader = child.pid
-        assert leader is not None
         group = await asyncio.to_thread(tracked_group, leader)
         if how == "stopped":
             await child.stop(grace=0.0)
@@ -142,7 +139,6 @@ def test_a_process_with_the_command_of_a_tracker_is_killed_after_all(with_child,
         asked = Helper("multiprocessing.resource_tracker")
         helper = (await child.call(asked, Started, patience=20)).pid
         leader = child.pid
-        assert leader is not None
         if how == "stopped":
             await child.stop(grace=0.0)
         else:
@@ -157,7 +153,6 @@ def test_a_signal_to_the_guard_alone_ends_nothing(with_child) -> None:
     async def body(child: Child) -> None:
         await child.call(Echo(1), Echoed, patience=20)
         leader = child.pid
-        assert leader is not None
         (guard,) = set(group_of(leader)) - {leader}
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
             os.kill(guard, number)

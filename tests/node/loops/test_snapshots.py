@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from io import StringIO
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from in_memory import Sampler, World, small_settings, tiny
-from rich.console import Console
+from shown_cases import printed
 from virtual import virtual_time
 
 from swarm_node.cli.views.live import Pages
@@ -62,7 +61,6 @@ async def test_times_count_from_the_last_update_and_from_when_the_node_began_to_
     life = asyncio.create_task(node.run())
     await asyncio.sleep(200)
     shot, began = node.snapshot(), node._running_since
-    assert began is not None
     assert shot.busy.seconds == world.clock.now() - began <= shot.seconds <= 200
     assert shot.busy.trainer == pytest.approx(15)
     assert shot.seconds_since_step == pytest.approx(world.clock.now() - ends[2])
@@ -86,9 +84,7 @@ async def test_the_owners_names_count_before_those_in_certificates_at_once(world
     (row,) = shot.peers
     pages = Pages()
     pages.turn("p")
-    console = Console(file=StringIO(), width=160)
-    console.print(pages.render(shot))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = printed(pages.render(shot), 160)
     assert row.name == "carol"
     assert f"carol {short_id(row.peer_id)}" in " ".join(shown.split()), shown
     assert "(by" not in shown

@@ -127,7 +127,6 @@ class Calls:
     def _raise(self) -> None:
         if self.left:
             self.left -= 1
-            assert self.error is not None
             raise self.error
         self.worked += 1
 
