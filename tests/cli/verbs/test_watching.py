@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from control_servers import serving
-from shown_cases import printed
+from shown_cases import HOSTILE, printed
 from typer.testing import CliRunner, Result
 
 from swarm_node.cli.home import json_of
@@ -26,7 +26,6 @@ from swarm_node.node.control.control import ControlClient
 from swarm_node.node.metrics.samples import SampleRow
 from swarm_node.node.metrics.snapshot import PeerRow
 
-HOSTILE = "\x1b[31mred\x1b]0;title\x07[bold]markup[/bold]\r\nforged line\u202eevil\x9b2J"
 ROWS = [
     SampleRow("gcd", "gcd of 12\nand 18?", "Yes", 0.0, 0),
     SampleRow("gcd", "gcd of 4 and 6?", "2", 1.0, 6640),

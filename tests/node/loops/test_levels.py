@@ -278,7 +278,7 @@ async def test_a_node_climbs_and_goes_on_at_its_level_after_a_restart(world: Wor
         host = _Graded()
         node = world.node(settings, environment=host, climbs=True)
         life = asyncio.create_task(node.run())
-        await asyncio.sleep(60)
+        await asyncio.sleep(15)
         shots.append(node.snapshot())
         judged.append(host.judged)
         node.stop()

@@ -14,7 +14,7 @@ from builders import examples
 from builders import history_row as row
 from hypothesis import given
 from hypothesis import strategies as st
-from in_memory import World, small_settings
+from in_memory import Sampler, World, small_settings, tiny
 from virtual import virtual_time
 
 from swarm_node.environments.splits.split import SPLIT
@@ -149,11 +149,11 @@ def test_a_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         MetricsFile(tmp_path / "nowhere" / "metrics.jsonl").append(row(1.0))
 
 
-@pytest.mark.slow(reason="two nodes train for 40 virtual seconds")
 @virtual_time
 async def test_a_running_node_writes_rows_of_both_kinds_of_groups(world: World) -> None:
     changed = small_settings(experience__external=1, run__eval_seconds=30.0, run__eval_tasks=4)
-    nodes = [world.node(changed, index) for index in range(2)]
+    slow = [Sampler(tiny().sampler(), 0.04, 0, world.home(index)) for index in range(2)]
+    nodes = [world.node(changed, index, sampler=slow[index]) for index in range(2)]
     lives = [asyncio.create_task(node.run()) for node in nodes]
     await asyncio.sleep(40)
     seen, rows = nodes[0].snapshot(), nodes[0]._parts.history.since(0.0)
@@ -179,34 +179,3 @@ async def test_a_running_node_writes_rows_of_both_kinds_of_groups(world: World) 
     assert 0 < sum(each.groups for each in seen.taught) <= seen.groups.trained_external
     assert {each.peer_id for each in seen.taught} == {seen.peers[0].peer_id}
     assert all(each.rollouts >= each.groups for each in seen.taught)
-
-
-@pytest.mark.slow(reason="a node waits on the real clock until it wrote two rows")
-def test_a_disk_that_is_full_stops_no_node(tmp_path: Path) -> None:
-    class Full(MetricsFile):
-        tries = 0
-
-        def append(self, row: HistoryRow) -> None:
-            self.tries += 1
-            if self.tries == 2:  # the first fault is counted by then
-                loop.call_soon_threadsafe(tried.set)
-            raise HomeError("the disk is full")
-
-    tried = asyncio.Event()
-    loop = asyncio.new_event_loop()
-
-    async def main() -> None:
-        world = World(tmp_path, loop)  # type: ignore[arg-type]
-        changed = small_settings(run__eval_seconds=1.0)
-        node = world.node(changed, metrics=Full(tmp_path / "metrics.jsonl"))
-        life = asyncio.create_task(node.run())
-        async with asyncio.timeout(120):
-            await tried.wait()
-        seen = node.snapshot().state
-        node.stop()
-        await life
-        assert seen == "running"
-        assert node.snapshot().faults["metrics"] >= 1
-
-    with asyncio.Runner(loop_factory=lambda: loop) as runner:
-        runner.run(main())
