@@ -18,6 +18,7 @@ from swarm_node.cli.main import app
 from swarm_node.config import load_settings
 from swarm_node.environments.scores import GroupScores
 from swarm_node.node.metrics.snapshot import Said
+from swarm_node.node.preflight import dataset_checks
 from swarm_node.node.preflight.env_check import (
     ENOUGH_GROUPS,
     ScoredCompletions,
@@ -64,10 +65,10 @@ def environment(place: Path, **parts: str) -> str:
     return "made:create"
 
 
-def checked(name: str, model: Path = TINY, longest: int = 24) -> list[Said]:
+def checked(name: str, model: Path = TINY, longest: int = 24, completions: int = 16) -> list[Said]:
     given = {"sampling.group_size": 4, "sampling.max_new_tokens": longest}
     sampling = load_settings(given, environ={}).sampling
-    return asyncio.run(check_environment(name, {}, (), model, sampling, 16))
+    return asyncio.run(check_environment(name, {}, (), model, sampling, completions))
 
 
 @pytest.fixture
@@ -201,12 +202,6 @@ def test_what_peers_would_not_agree_on_is_found(
             ["about ", "0.00 (200"],
             ["", ""],
         ),
-        (
-            {"payload": "ref.seed % 50_000 if not __import__('time').sleep(0.002) else 0"},
-            "good",
-            ["(cut off", "no reference"],
-            ["", ""],
-        ),
     ],
 )
 def test_the_questions_are_counted_and_a_constant_answer_is_tried(
@@ -220,20 +215,25 @@ def test_the_questions_are_counted_and_a_constant_answer_is_tried(
         assert bool(each.remedy) == bool(remedy)
 
 
+def test_draws_that_take_long_are_cut_off(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_checks, "SECONDS", 0.1)
+    slow = {"payload": "ref.seed % 50_000 if not __import__('time').sleep(0.002) else 0"}
+    (said,) = [each for each in checked(environment(place, **slow)) if each.kind == "questions"]
+    assert "(cut off" in said.text
+
+
 @pytest.mark.slow(reason="starts two environments, and a model that answers")
 @pytest.mark.parametrize(
     ("more", "level"), [("score_seconds = 0.0", "warning"), ("score_seconds = 60.0", "good")]
 )
 def test_a_slow_scorer_is_told_unless_it_says_how_much_it_needs(
-    place: Path, more: str, level: str
+    place: Path, monkeypatch: pytest.MonkeyPatch, more: str, level: str
 ) -> None:
+    monkeypatch.setattr(dataset_checks, "_SCORE_SECONDS", 0.0)  # for constant answers
     until = "until = time.process_time() + 0.06"
     score = f"import time; {until}\n        while time.process_time() < until: pass\n"
-    (said,) = [
-        each
-        for each in checked(environment(place, score=score + "        return 0.0", more=more))
-        if each.kind == "score"
-    ]
+    name = environment(place, score=score + "        return 0.0", more=more)
+    (said,) = [each for each in checked(name, completions=4) if each.kind == "score"]
     assert (said.level, bool(said.remedy)) == (level, level == "warning")
 
 
