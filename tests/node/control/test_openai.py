@@ -15,16 +15,15 @@ import psutil
 import pytest
 import torch
 from aiohttp import ClientError, ClientSession, ClientTimeout
-from control_servers import serving
+from control_servers import serving_openai
 from trained_homes import TINY
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
-from swarm_node.node.control.openai import TOKEN_FILE, OpenAIServer
+from swarm_node.node.control.openai import TOKEN_FILE
 from swarm_node.node.loops.openai_requests import MOST_ROWS, OpenAIRequests
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.text.codec import Codec
-from swarm_node.policy.sampling.torch_sampler import TorchSampler
 
 torch.set_num_threads(1)
 CODEC = Codec.from_directory(TINY)
@@ -36,7 +35,6 @@ LONG = {**ASKED, "temperature": 2.0, "max_tokens": 96}
 class Running(NamedTuple):
     session: ClientSession
     guests: OpenAIRequests
-    sampler: TorchSampler
     home: Path
 
     async def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
@@ -61,24 +59,12 @@ class Running(NamedTuple):
 
 @asynccontextmanager
 async def running(home: Path, sampled: bool = True) -> AsyncIterator[Running]:
-    sampler = TorchSampler.from_directory(TINY, codec=CODEC, threads=1)
-    guests = OpenAIRequests(sampler, share=1.0)
-    server = OpenAIServer(guests, CODEC, model="tiny", token_limit=lambda: 24)
-
-    async def loop() -> None:
-        while True:
-            await guests.step()
-
-    async with asyncio.TaskGroup() as group, serving(home, openai=server):
-        task = group.create_task(loop()) if sampled else None
+    async with serving_openai(home, sampled) as guests:
         port = json.loads((home / "control.json").read_text())["port"]
         headers = {"Authorization": f"Bearer {(home / TOKEN_FILE).read_text()}"}
         url, patience = f"http://127.0.0.1:{port}/v1/", ClientTimeout(total=120)
         async with ClientSession(url, headers=headers, timeout=patience) as session:
-            yield Running(session, guests, sampler, home)
-        if task is not None:
-            task.cancel()
-    await sampler.close()
+            yield Running(session, guests, home)
 
 
 async def until(ready: Callable[[], bool]) -> None:
