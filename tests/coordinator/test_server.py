@@ -12,6 +12,8 @@ from coordinator_runs import Hand, Running, coordinator, found, request, sealed_
 from swarm_keys import DAY, Swarm
 
 from coordinator.routes import ADMIN, PUBLIC, Route
+from coordinator.server import read_swarm
+from swarm_node.errors import ConfigError
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.p2p.membership.membership import create_swarm
@@ -276,9 +278,6 @@ async def test_a_restart_keeps_members_reports_and_history(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("wrong", ["", "name = 3", 'name = "x"\nroot_key = "00"'])
 def test_a_file_that_describes_no_swarm_is_refused(tmp_path: Path, wrong: str) -> None:
-    from coordinator.server import read_swarm
-    from swarm_node.errors import ConfigError
-
     file = tmp_path / "swarm.toml"
     file.write_text(wrong)
     with pytest.raises(ConfigError, match="--swarm-file"):
