@@ -252,9 +252,7 @@ async def test_no_request_waits_while_trust_is_computed(
 def test_old_history_is_thinned_out_to_a_row_an_hour(tmp_path: Path) -> None:
     store = Store(tmp_path / "c.db")
     day = 86_400.0
-    for minute in range(0, 48 * 60, 5):
-        row = api.ReportRow(0, minute * 60.0, "one", minute, None, 0, 0, 0, 0)
-        store.report("one", b"r", row, "i")
+    _fill(store, "one", "i", (60.0 * minute for minute in range(0, 48 * 60, 5)))
     store.tidy(2 * day, ())
     kept = [row.at for row in store.history(0, 0.0, 10_000)]
     assert len([at for at in kept if at < day]) == 24

@@ -36,6 +36,7 @@ async def main():
 
 asyncio.run(main())
 """
+ENDS = ["stopped", "killed from outside"]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other kernels tell nobody of a death")
 
 pytestmark = pytest.mark.slow(reason="processes are killed and waited for")
@@ -81,6 +82,14 @@ def _group(pid: int) -> int | None:
         return None
 
 
+async def end(child: Child, how: str, grace: float = 3.0) -> None:
+    """End a child in one of the `ENDS`."""
+    if how == "stopped":
+        await child.stop(grace)
+    else:
+        os.kill(child.pid, signal.SIGKILL)
+
+
 def test_a_silent_child_is_killed_with_its_helpers(with_child) -> None:
     async def body(child: Child) -> None:
         helper = psutil.Process((await child.call(Helper(), Started, patience=20)).pid)
@@ -96,24 +105,21 @@ def test_a_silent_child_is_killed_with_its_helpers(with_child) -> None:
     with_child(body)
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed from outside"])
+@pytest.mark.parametrize("how", ENDS)
 def test_a_child_that_ends_leaves_nothing_of_its_group(with_child, how: str) -> None:
     async def body(child: Child) -> None:
         helper = (await child.call(Helper(), Started, patience=20)).pid
         leader = child.pid
         group = group_of(leader)
         assert {leader, helper} <= set(group)
-        if how == "stopped":
-            await child.stop()
-        else:
-            os.kill(leader, signal.SIGKILL)
+        await end(child, how)
         assert await asyncio.to_thread(ended, *group)
 
     with_child(body)
 
 
 @LINUX
-@pytest.mark.parametrize("how", ["stopped", "killed from outside"])
+@pytest.mark.parametrize("how", ENDS)
 def test_a_killed_child_leaves_no_shared_memory(with_child, how: str) -> None:
     """An engine of several processes has 250 MB of it."""
 
@@ -122,10 +128,7 @@ def test_a_killed_child_leaves_no_shared_memory(with_child, how: str) -> None:
         assert in_shared_memory(name)
         leader = child.pid
         group = await asyncio.to_thread(tracked_group, leader)
-        if how == "stopped":
-            await child.stop(grace=0.0)
-        else:
-            os.kill(leader, signal.SIGKILL)
+        await end(child, how, grace=0.0)
         assert await asyncio.to_thread(ended, *group)
         assert not in_shared_memory(name)
 
@@ -133,16 +136,13 @@ def test_a_killed_child_leaves_no_shared_memory(with_child, how: str) -> None:
 
 
 @LINUX
-@pytest.mark.parametrize("how", ["stopped", "killed from outside"])
+@pytest.mark.parametrize("how", ENDS)
 def test_a_process_with_the_command_of_a_tracker_is_killed_after_all(with_child, how: str) -> None:
     async def body(child: Child) -> None:
         asked = Helper("multiprocessing.resource_tracker")
         helper = (await child.call(asked, Started, patience=20)).pid
         leader = child.pid
-        if how == "stopped":
-            await child.stop(grace=0.0)
-        else:
-            os.kill(leader, signal.SIGKILL)
+        await end(child, how, grace=0.0)
         assert await asyncio.to_thread(ended, leader, helper)
 
     with_child(body)

@@ -22,7 +22,6 @@ from swarm_node.cli.main import app
 from swarm_node.cli.verbs.watching import _newer
 from swarm_node.cli.views.samples_view import samples_view
 from swarm_node.durable import Journal
-from swarm_node.node.control.control import ControlClient
 from swarm_node.node.metrics.samples import SampleRow
 from swarm_node.node.metrics.snapshot import PeerRow
 
@@ -69,7 +68,6 @@ def test_samples_come_from_the_running_node(tmp_path: Path) -> None:
 
     async def main() -> Result:
         async with serving(tmp_path, samples=lambda: ROWS):
-            assert (await ControlClient(tmp_path / "control.json").samples()).samples == ROWS
             return await asyncio.to_thread(CliRunner().invoke, app, command)
 
     done = asyncio.run(main())

@@ -55,22 +55,11 @@ def opened(place: Path) -> tuple[str, dict[str, str]]:
 
 async def test_status_eval_and_stop_reach_the_node(tmp_path: Path) -> None:
     stopped: list[bool] = []
-    async with serving(
-        tmp_path,
-        snapshot=lambda: SNAPSHOT,
-        history=history,
-        network=network,
-        evaluate=evaluate,
-        stop=lambda: stopped.append(True),
-    ):
+    async with serving(tmp_path, network=network, stop=lambda: stopped.append(True)):
         file = tmp_path / "control.json"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600
         client = ControlClient(file)
-        assert await client.status() == SNAPSHOT
-        assert await client.evaluate() == POINT
         assert await client.network() == REPORT
-        assert (await client.history()).rows == ROWS
-        assert (await client.history(1.5)).rows == ROWS[1:]
         await client.stop()
         url, good = opened(tmp_path)
         async with ClientSession() as session:
@@ -143,7 +132,7 @@ async def test_what_prometheus_reads_is_in_the_home_and_opens_nothing_else(tmp_p
 
 @pytest.mark.parametrize("since", ["", "yesterday", "nan", "inf", "1e999", "-1"])
 async def test_a_strange_time_asks_for_no_rows_or_is_refused(tmp_path: Path, since: str) -> None:
-    async with serving(tmp_path, history=history):
+    async with serving(tmp_path):
         url, headers = opened(tmp_path)
         async with (
             ClientSession(url, headers=headers) as session,

@@ -176,11 +176,6 @@ def test_engine_and_cache_have_room_for_all_turns_of_a_dialogue() -> None:
     assert [shape and shape.context for shape in shapes] == [360, 1072], "in eights"
 
 
-def test_a_card_that_is_not_here_has_the_vllm_that_is_asked_for() -> None:
-    settings = settings_of(sampling__engine="vllm")
-    assert fit(settings, shape_of("tiny"), card(settings, 8 * GIB)).vllm
-
-
 @pytest.mark.parametrize("vllm", [None, FOR_CPU, FOR_GPU])
 def test_a_sampler_shares_the_base_with_a_trainer_of_one_process(vllm: VllmBuild | None) -> None:
     machine = on_gpu(8, vllm=vllm)
