@@ -9,6 +9,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from machines import put_smi_first
 from structlog.testing import capture_logs
 from trained_homes import trained_home
 
@@ -218,11 +219,8 @@ def test_a_gpu_that_torch_cannot_use_is_refused_with_the_reason(
 
     if torch.cuda.is_available():
         pytest.skip("torch sees a GPU")
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'RTX 4070, 470.57'\necho 'CUDA Version : 11.4'\n")
-    program.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    said = "#!/bin/sh\necho 'RTX 4070, 470.57'\necho 'CUDA Version : 11.4'\n"
+    put_smi_first(tmp_path, said, monkeypatch)
     settings = load_settings({"home": tmp_path / "home", "run.device": "cuda"}, environ={})
     with pytest.raises(MachineError, match=r"470\.57 \(CUDA 11\.4\).*torch"):
         join_swarm(settings, Sources({}))
