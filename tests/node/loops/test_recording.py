@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from in_memory import Sampler, World, small_settings, tiny
+from in_memory import Sampler, World, living, small_settings, tiny
 from structlog.testing import capture_logs
 from virtual import virtual_time
 
@@ -31,16 +31,14 @@ async def test_the_log_tells_the_verdict_once_it_is_another_one(world: World) ->
     slow = Sampler(tiny().sampler(), 5.0, 0, world.home())
     node = world.node(settings, sampler=slow)
     with capture_logs() as lines:
-        life = asyncio.create_task(node.run())
-        await asyncio.sleep(60)
-        node._tally.groups.sampled += 7  # it samples slowly, and has made none
-        node._tally.groups.announced += 3
-        node._shared_state.directory.failures.record_failure(REVOKED, world.clock.now())
-        node._tally.rejected.update({"rerun_mismatch": 2, "unreachable": 1, "window": 1})
-        await asyncio.sleep(60)
-        latest = node.snapshot().latest
-        node.stop()
-        await life
+        async with living(node):
+            await asyncio.sleep(60)
+            node._tally.groups.sampled += 7  # it samples slowly, and has made none
+            node._tally.groups.announced += 3
+            node._shared_state.directory.failures.record_failure(REVOKED, world.clock.now())
+            node._tally.rejected.update({"rerun_mismatch": 2, "unreachable": 1, "window": 1})
+            await asyncio.sleep(60)
+            latest = node.snapshot().latest
     assert (latest.rejected, latest.rerun_mismatch, latest.turns) == (3, 2, None)
     alone, revoked = [line for line in lines if line["event"] == "health"]
     assert (alone["kind"], alone["log_level"]) == ("unvisited", "info")
@@ -58,14 +56,11 @@ async def test_what_happens_to_peers_is_logged_for_the_page(world: World) -> Non
     settings = small_settings()
     slow = [Sampler(tiny().sampler(), 5.0, 0, world.home(n)) for n in range(2)]
     one, other = (world.node(settings, n, sampler=slow[n]) for n in range(2))
-    lives = [asyncio.create_task(node.run()) for node in (one, other)]
-    await asyncio.sleep(30)
-    other.stop()
-    await lives[1]
-    await asyncio.sleep(80)
-    seen = one.events().rows
-    one.stop()
-    await lives[0]
+    async with living(one):
+        async with living(other):
+            await asyncio.sleep(30)
+        await asyncio.sleep(80)
+        seen = one.events().rows
     assert [row.kind for row in seen] == ["left", "joined"]
     assert {row.peer_id for row in seen} == {world.memberships[1].identity.peer_id}
 

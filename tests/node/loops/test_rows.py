@@ -6,22 +6,17 @@ import random
 from pathlib import Path
 
 import pytest
-from builders import replay_settings
-from light_nodes import WANTS, LightNode, SilentNetwork, SilentTransport, address_of, virtual
+from light_nodes import LightNode, SilentNetwork, SilentTransport, address_of, shared_state, virtual
 from virtual import in_virtual_time
 
 from swarm_node.errors import SwarmNodeError
-from swarm_node.node.loops.node_parts import Shared, Tally
 from swarm_node.node.loops.peers.dialing import ping
 from swarm_node.node.loops.peers.rows import MAX_UNMET, former_rows, of_unmet, peer_rows
 from swarm_node.node.metrics.snapshot import PeerRow, PingReport, Said
-from swarm_node.p2p.limits.budgets import Effort, Traffic
 from swarm_node.p2p.peers.causes import CAUSES, Cause
 from swarm_node.p2p.peers.standing import STRIKES
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import PEERS
-from swarm_node.policy.experience.replay import ReplayBuffer
-from swarm_node.policy.experience.slots import Slots
 from swarm_node.rollout import PolicyRef
 from swarm_node.simulation.seeded import Seeded
 from swarm_node.simulation.virtual_time import VirtualTimeLoop
@@ -48,16 +43,7 @@ class Scene:
             for each in members
         ]
         self.own, self.other, self.third = self.nodes
-        buffer, issuer = ReplayBuffer(replay_settings()), self.own.members.issuer
-        self.shared = Shared(
-            local=self.own.local,
-            tally=Tally(),
-            wants=WANTS,
-            traffic=Traffic(WANTS, issuer),
-            effort=Effort(1.0, issuer),
-            buffer=buffer,
-            slots=Slots(buffer, 8),
-        )
+        self.shared = shared_state(self.own.local, self.own.members.issuer)
 
     async def start(self, *nodes: LightNode) -> None:
         for node in nodes or self.nodes:
