@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -101,6 +103,18 @@ class World:
         home = self._place / str(index)
         home.mkdir(exist_ok=True)
         return home
+
+
+@asynccontextmanager
+async def living(*nodes: Node) -> AsyncGenerator[None]:
+    """Let nodes run for as long as the block does."""
+    lives = [asyncio.create_task(node.run()) for node in nodes]
+    try:
+        yield
+    finally:
+        for node in nodes:
+            node.stop()
+        await asyncio.gather(*lives)
 
 
 class Host(InlineEnvironmentHost):

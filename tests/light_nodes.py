@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from builders import replay_settings
 
 from swarm_node.clock import Clock
 from swarm_node.environments.host import InlineEnvironmentHost
 from swarm_node.environments.registry import create_environment
 from swarm_node.errors import TransportError
 from swarm_node.node.home.home import Membership
+from swarm_node.node.loops.node_parts import Shared, Tally
 from swarm_node.node.loops.peers.connectivity import Connectivity
 from swarm_node.node.loops.supervisor import Supervisor
 from swarm_node.p2p.exchange.exchange import open_exchange
@@ -36,6 +39,8 @@ from swarm_node.p2p.wire import wire
 from swarm_node.p2p.wire.envelope import Kind, seal
 from swarm_node.p2p.wire.protocols import LIST, PEERS, PROBE, PROBE_FOR
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, Transport
+from swarm_node.policy.experience.replay import ReplayBuffer
+from swarm_node.policy.experience.slots import Slots
 from swarm_node.rollout import PolicyRef
 from swarm_node.simulation.seeded import EPOCH
 from swarm_node.simulation.virtual_time import VirtualTimeLoop
@@ -45,6 +50,20 @@ POLL_SECONDS = 2.0
 WANTS = Wants(groups=50.0, size=4096, external_ratio=1.0)
 #: As the real transport waits for a stream that nobody opens.
 OPEN_SECONDS = 10.0
+
+
+def shared_state(local: LocalNode, issuer: Callable[[str], str], wants: Wants = WANTS) -> Shared:
+    """What the loops of a node share, before any of them ran."""
+    buffer = ReplayBuffer(replay_settings())
+    return Shared(
+        local=local,
+        tally=Tally(),
+        wants=wants,
+        traffic=Traffic(wants, issuer),
+        effort=Effort(1.0, issuer),
+        buffer=buffer,
+        slots=Slots(buffer, 8),
+    )
 
 
 class SilentNetwork(MemoryNetwork):

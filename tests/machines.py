@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from swarm_node.config import Settings, load_settings
 from swarm_node.node.preflight.facts import Facts, Torch
@@ -40,6 +43,15 @@ LAPTOP = Facts(
     ticket=None,
     membership=None,
 )
+
+
+def put_smi_first(place: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a program in `place` be found as nvidia-smi before any other, with all cards visible."""
+    program = place / "nvidia-smi"
+    program.write_text(text)
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{place}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def settings_of(**flags: Any) -> Settings:

@@ -32,6 +32,9 @@ from swarm_node.node.metrics.snapshot import (
 from swarm_node.p2p.reach.reachability import Probed, assess
 
 KEY = "a" * 64
+#: What a peer would write into its owner's terminal: colours, a new title, markup, a line of its
+#: own, an order of letters that deceives.
+HOSTILE = "\x1b[31mred\x1b]0;title\x07[bold]markup[/bold]\r\nforged line\u202eevil\x9b2J"
 RELAY, FAR = "12D3KooWxxxxxxxxrrrrrrrr", "12D3KooWxxxxxxxxffffffff"
 
 

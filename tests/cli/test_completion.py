@@ -61,6 +61,7 @@ def typing_into(command: list[str], environ: dict[str, str]) -> Iterator[tuple[i
         os.close(ours)
 
 
+@pytest.mark.nightly(reason="shells, whose scripts typer and click write")
 @pytest.mark.slow(reason="starts the command line at each press of the tab key")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("shell", SHELLS)

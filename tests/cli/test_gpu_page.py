@@ -27,6 +27,7 @@ from swarm_node.cli.main import app
 from swarm_node.policy.placement import repeats_heads, torch_version
 
 _MIB = 1 << 20
+BEFORE_A_CALL = pytest.mark.nightly(reason="a program for GPU machines, which no node runs")
 _COLUMNS = ["GPU, GB", "model", "new tokens", "method", "weights", "optimizer", "KV"]
 _COLUMNS += ["activations", "other", "plan", "by hand", "measured", "headroom"]
 OF_THE_TABLE = pytest.mark.skipif(
@@ -167,6 +168,7 @@ def test_no_step_passes_on_the_cpu_beside_a_gpu_that_torch_does_not_see(tmp_path
     assert results(tmp_path / "cpu")["setup"]["verdict"] == "PASS"
 
 
+@BEFORE_A_CALL
 @pytest.mark.slow(reason="installs a wheel")
 def test_a_machine_without_this_project_gets_its_entry_points(tmp_path: Path) -> None:
     """Without them there is no environment `drills`, so `swarm-node join` does not start."""
@@ -222,6 +224,7 @@ def test_gpu_tests_that_need_vllm_say_so() -> None:
                     assert "mark.gpu" not in marks or "NEEDS_VLLM" in marks, f"{file} {test.name}"
 
 
+@BEFORE_A_CALL
 @pytest.mark.slow(reason="two nodes with a trainer each")
 @pytest.mark.timeout(300)
 def test_the_step_that_joins_a_model_of_real_shape_runs_here_too(tmp_path: Path) -> None:
@@ -235,6 +238,7 @@ def test_the_step_that_joins_a_model_of_real_shape_runs_here_too(tmp_path: Path)
     assert list(tmp_path.glob("join-torch.*.node.log")), "the log outlives the node's home"
 
 
+@BEFORE_A_CALL
 @pytest.mark.slow(reason="a whole node")
 def test_a_proof_that_is_killed_leaves_what_it_told(tmp_path: Path) -> None:
     out, back = tmp_path / "out", tmp_path / "back"
@@ -280,6 +284,7 @@ def test_a_report_that_pytest_had_not_written_whole_costs_no_results(
     assert results(tmp_path)["ipc"]["tests"] is None
 
 
+@BEFORE_A_CALL
 @pytest.mark.slow(reason="a whole node")
 def test_a_key_ends_the_proof_with_all_that_it_started(tmp_path: Path, hears_ctrl_c: None) -> None:
     out, back = tmp_path / "out", tmp_path / "back"
@@ -300,6 +305,7 @@ def test_a_key_ends_the_proof_with_all_that_it_started(tmp_path: Path, hears_ctr
     assert list(results(back)) == ["join-tiny"], "no further step began"
 
 
+@BEFORE_A_CALL
 @pytest.mark.slow(reason="a trainer and a sampler at work")
 def test_the_results_have_each_steps_figures(tmp_path: Path) -> None:
     steps = ["facts", "ipc", "plan-small", "decoding", "shared-prompts"]

@@ -25,6 +25,27 @@ def paths(command: Any, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]
         yield from paths(each, here)
 
 
+PROGRAMS = {"swarm-node": app, "swarm-coordinator": coordinator}
+EACH_COMMAND = pytest.mark.parametrize(
+    "called",
+    [called for program in PROGRAMS.values() for called in paths(get_command(program))],
+    ids=" ".join,
+)
+
+
+def command_of(called: tuple[str, ...]) -> Any:
+    command: Any = get_command(PROGRAMS[called[0]])
+    for name in called[1:]:
+        command = command.commands[name]
+    return command
+
+
+def helped(called: tuple[str, ...], width: int) -> str:
+    """What `--help` of a command shows in a terminal of this width."""
+    environ = {"COLUMNS": str(width), "TERMINAL_WIDTH": str(width)}
+    return CliRunner().invoke(PROGRAMS[called[0]], [*called[1:], "--help"], env=environ).stdout
+
+
 def rows(shown: str) -> list[list[str]]:
     """The lines of each argument and option, without those of typer's own."""
     found: list[list[str]] = []
@@ -34,14 +55,6 @@ def rows(shown: str) -> list[list[str]]:
                 found.append([])
             found[-1].append(line)
     return [row for row in found if "-completion" not in row[0]]
-
-
-def test_help_wraps_at_the_width_of_the_terminal_only() -> None:
-    shown = CliRunner().invoke(app, ["join", "--help"], env={"COLUMNS": "80"}).stdout
-    text = shown.partition("Options")[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    paragraph = lines[lines.index(next(line for line in lines if line.startswith("Without"))) :]
-    assert all(len(line) > 50 for line in paragraph[:-2]), shown
 
 
 def broken_early(shown: str, width: int = 80) -> list[str]:
@@ -56,53 +69,35 @@ def broken_early(shown: str, width: int = 80) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("called", [*paths(get_command(app))], ids=" ".join)
-def test_a_help_fits_eighty_columns_and_is_wrapped_once(called: tuple[str, ...]) -> None:
-    environ = {"COLUMNS": "80", "TERMINAL_WIDTH": "80"}
-    shown = CliRunner().invoke(app, [*called[1:], "--help"], env=environ).stdout
-    assert max(map(len, shown.splitlines())) <= 80
-    assert broken_early(shown) == []
-
-
-@pytest.mark.parametrize(
-    "called", [*paths(get_command(app)), *paths(get_command(coordinator))], ids=" ".join
-)
-def test_a_help_in_forty_columns_cuts_no_option(
-    called: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")  # which a program asks for when it builds its commands
-    program = command = get_command(app if called[0] == "swarm-node" else coordinator)
-    for name in called[1:]:
-        command = command.commands[name]  # type: ignore[attr-defined]
-    program.main([*called[1:], "--help"], called[0], standalone_mode=False)
-    shown = capsys.readouterr().out
-    options = {name for parameter in command.params for name in parameter.opts if name[0] == "-"}
-    assert {name for name in options if name not in shown} == set()
-    text = shown.partition("\n\n")[2].partition("\n\n")[0]
-    assert max(map(len, text.splitlines())) <= 40
-
-
 def text_of(row: list[str]) -> list[str]:
     """The lines of an option before those that typer adds."""
     added = (at for at, line in enumerate(row) if re.match(r" +\[(default|required|env var)", line))
     return row[: next(added, len(row))]
 
 
-@pytest.mark.parametrize(
-    "called", [*paths(get_command(app)), *paths(get_command(coordinator))], ids=" ".join
-)
-def test_the_text_of_an_option_takes_two_lines_at_eighty_columns(called: tuple[str, ...]) -> None:
-    shown = (
-        CliRunner()
-        .invoke(
-            app if called[0] == "swarm-node" else coordinator,
-            [*called[1:], "--help"],
-            env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"},
-        )
-        .stdout
-    )
+@EACH_COMMAND
+def test_a_help_fits_eighty_columns_and_is_wrapped_once_with_two_lines_an_option(
+    called: tuple[str, ...],
+) -> None:
+    shown = helped(called, 80)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert broken_early(shown) == []
     assert rows(shown)
     assert [row for row in rows(shown) if len(row) > 3 or len(text_of(row)) > 2] == []
+
+
+@EACH_COMMAND
+def test_a_help_in_forty_columns_cuts_no_option(
+    called: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")  # which a program asks for when it builds its commands
+    command = command_of(called)
+    get_command(PROGRAMS[called[0]]).main([*called[1:], "--help"], called[0], standalone_mode=False)
+    shown = capsys.readouterr().out
+    options = {name for parameter in command.params for name in parameter.opts if name[0] == "-"}
+    assert {name for name in options if name not in shown} == set()
+    text = shown.partition("\n\n")[2].partition("\n\n")[0]
+    assert max(map(len, text.splitlines())) <= 40
 
 
 def test_the_panels_begin_with_what_one_needs_first() -> None:
@@ -120,19 +115,12 @@ def bracketed(command: Any) -> set[str]:
     return {found for text in texts if text for found in re.findall(r"\[[^\]]+\]", text)}
 
 
-@pytest.mark.parametrize(
-    "called", [*paths(get_command(app)), *paths(get_command(coordinator))], ids=" ".join
-)
+@EACH_COMMAND
 def test_square_brackets_in_a_help_are_shown(called: tuple[str, ...]) -> None:
-    program = app if called[0] == "swarm-node" else coordinator
-    command = get_command(program)
-    for name in called[1:]:
-        command = command.commands[name]  # type: ignore[attr-defined]
-    environ = {"COLUMNS": "300", "TERMINAL_WIDTH": "300"}
-    shown = CliRunner().invoke(program, [*called[1:], "--help"], env=environ).stdout
-    assert {each for each in bracketed(command) if each not in shown} == set()
+    shown = helped(called, 300)
+    assert {each for each in bracketed(command_of(called)) if each not in shown} == set()
 
 
 def test_some_help_has_square_brackets() -> None:
-    track = get_command(app).commands["track"]  # type: ignore[attr-defined]
+    track = command_of(("swarm-node", "track"))
     assert bracketed(track) == {"[tensorboard]", "[wandb]", "[trackio]"}

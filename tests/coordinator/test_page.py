@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,32 @@ from swarm_node.node.home.home import Membership
 from swarm_node.p2p.coordinator import coordinator_api as api
 from swarm_node.page.entrance import Key
 from swarm_node.simulation.seeded import EPOCH
+
+NEEDS_BROWSER = pytest.mark.skipif(
+    CHROMIUM is None or find_spec("playwright") is None,
+    reason="NOT RUN: needs chromium (apt-get install chromium) and playwright",
+)
+
+
+@asynccontextmanager
+async def browsing(running: Running) -> AsyncIterator[tuple[Any, Callable[..., Awaitable[Any]]]]:
+    """What expects something of a page, and what opens that of a coordinator in a new window. The
+    scripts of the page must not fail."""
+    from playwright.async_api import async_playwright, expect
+
+    errors: list[Any] = []
+    async with async_playwright() as started:
+        browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+
+        async def opened(**window: Any) -> Any:
+            page = await browser.new_page(**window)
+            page.on("pageerror", lambda error: errors.append(error))
+            await page.goto(await AdminClient(running.data).page())
+            return page
+
+        yield expect, opened
+        assert errors == []
+        await browser.close()
 
 
 async def test_a_pass_is_for_looking(tmp_path: Path) -> None:
@@ -58,96 +87,80 @@ async def _told(running: Running, swarm: Swarm, hand: Hand) -> None:
 
 
 @pytest.mark.slow(reason="starts a browser")
-@pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: needs chromium (apt-get install chromium)")
+@NEEDS_BROWSER
 async def test_a_browser_shows_the_swarm_on_a_wide_and_on_a_narrow_screen(tmp_path: Path) -> None:
-    driver = pytest.importorskip("playwright.async_api", reason="NOT RUN: needs playwright")
     axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="NOT RUN: needs axe")
     swarm, hand = Swarm(), Hand(1000.0)
     async with coordinator(tmp_path / "c", swarm, hand) as running:
         await _told(running, swarm, hand)
-        async with driver.async_playwright() as started:
-            browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        async with browsing(running) as (expect, opened):
             sizes = [(width, scheme) for width in (390, 1280) for scheme in ("light", "dark")]
             for width, scheme in [*sizes, (360, "dark")]:
-                page = await browser.new_page(
-                    viewport={"width": width, "height": 800}, color_scheme=scheme
-                )
-                errors: list[Any] = []
-                page.on("pageerror", lambda error: errors.append(error))  # noqa: B023
-                await page.goto(await AdminClient(running.data).page())
-                await driver.expect(page.locator("#nodes tbody tr")).to_have_count(2)
-                await driver.expect(page.locator("#said")).to_have_text("2 of 2 members report")
-                await driver.expect(page.locator("#chart canvas")).to_be_visible()
-                await driver.expect(page.locator("#chart-empty")).to_have_text("")
-                await driver.expect(page.locator("#held")).to_have_text("0.625")
-                await driver.expect(page.locator("#taught tbody tr")).to_have_count(2)
+                page = await opened(viewport={"width": width, "height": 800}, color_scheme=scheme)
+                await expect(page.locator("#nodes tbody tr")).to_have_count(2)
+                await expect(page.locator("#said")).to_have_text("2 of 2 members report")
+                await expect(page.locator("#chart canvas")).to_be_visible()
+                await expect(page.locator("#chart-empty")).to_have_text("")
+                await expect(page.locator("#held")).to_have_text("0.625")
+                await expect(page.locator("#taught tbody tr")).to_have_count(2)
                 for closed in await page.locator("summary").all():
                     await closed.press("Enter")
-                assert errors == []
                 result = await axe.Axe().run(page)
                 assert result.violations_count == 0, result.generate_report()
                 assert await page.evaluate("document.documentElement.scrollWidth") <= width
                 wide = "e => e.filter(one => one.scrollWidth > one.clientWidth).length"
                 assert await page.locator(".wide").evaluate_all(wide) == 0, "it scrolls sideways"
-            await browser.close()
 
 
 @pytest.mark.nightly(reason="a browser, as in the test above")
 @pytest.mark.slow(reason="starts a browser")
-@pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: needs chromium (apt-get install chromium)")
+@NEEDS_BROWSER
 async def test_before_there_is_a_curve_the_page_says_what_it_waits_for(tmp_path: Path) -> None:
-    driver = pytest.importorskip("playwright.async_api", reason="NOT RUN: needs playwright")
     swarm, hand = Swarm(), Hand(1000.0)
-    async with coordinator(tmp_path / "c", swarm, hand) as running, driver.async_playwright() as on:
-        browser = await on.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = await browser.new_page()
-        await page.goto(await AdminClient(running.data).page())
-        await driver.expect(page.locator("#said")).to_contain_text("waiting for the first")
+    async with (
+        coordinator(tmp_path / "c", swarm, hand) as running,
+        browsing(running) as (expect, opened),
+    ):
+        page = await opened()
+        await expect(page.locator("#said")).to_contain_text("waiting for the first")
         one = swarm.member(1)
         report = sealed_report(one, EPOCH + hand.seconds)
         assert (await running.ask("POST", "/v1/reports", report, by=one))[0] == 200
-        page = await browser.new_page()
-        await page.goto(await AdminClient(running.data).page())
-        await driver.expect(page.locator("#said")).to_have_text("1 of 1 members report")
-        await driver.expect(page.locator("#chart-empty")).to_contain_text("two reports")
+        page = await opened()
+        await expect(page.locator("#said")).to_have_text("1 of 1 members report")
+        await expect(page.locator("#chart-empty")).to_contain_text("two reports")
         await page.locator("#metric").select_option("eval reward")
-        await driver.expect(page.locator("#chart-empty")).to_contain_text("second report")
-        await driver.expect(page.locator("#nodes tr.stale")).to_have_count(0)
+        await expect(page.locator("#chart-empty")).to_contain_text("second report")
+        await expect(page.locator("#nodes tr.stale")).to_have_count(0)
         hand.seconds += 1000
-        page = await browser.new_page()
-        await page.goto(await AdminClient(running.data).page())
-        await driver.expect(page.locator("#nodes tr.stale")).to_have_count(1)
-        await driver.expect(page.locator("#said")).to_contain_text("no member reported")
-        await browser.close()
+        page = await opened()
+        await expect(page.locator("#nodes tr.stale")).to_have_count(1)
+        await expect(page.locator("#said")).to_contain_text("no member reported")
 
 
 @pytest.mark.nightly(reason="a browser, as in the test above")
 @pytest.mark.slow(reason="starts a browser")
-@pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: needs chromium (apt-get install chromium)")
+@NEEDS_BROWSER
 async def test_members_are_compared_by_name(tmp_path: Path) -> None:
-    driver = pytest.importorskip("playwright.async_api", reason="NOT RUN: needs playwright")
     swarm, hand = Swarm(), Hand(1000.0)
     async with coordinator(tmp_path / "c", swarm, hand) as running:
         await report_of_crowd(running, swarm, hand, 9)
-        async with driver.async_playwright() as started:
-            browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            page = await browser.new_page()
-            await page.goto(await AdminClient(running.data).page())
+        async with browsing(running) as (expect, opened):
+            page = await opened()
             lines = page.locator("#chart .u-legend .u-label")
             names = [f"node {number}" for number in range(1, 10)]
-            await driver.expect(lines).to_have_text(["time", *names[:6]])
+            await expect(lines).to_have_text(["time", *names[:6]])
             await page.locator("#over").select_option("groups sampled")
-            await driver.expect(lines).to_have_text(["groups sampled", *names[:6]])
+            await expect(lines).to_have_text(["groups sampled", *names[:6]])
             unseen = page.locator("#nodes th").filter(has_text="eval")
             await unseen.get_by_role("button").press("Enter")
             best = ["groups sampled", *names[:2:-1]]
-            await driver.expect(lines).to_have_text(best)
+            await expect(lines).to_have_text(best)
             section = page.locator("section", has=page.locator("#h-nodes"))
             await section.get_by_label("filter").fill(swarm.member(9).identity.peer_id[-8:])
-            await driver.expect(lines).to_have_text(["groups sampled", "node 9"])
+            await expect(lines).to_have_text(["groups sampled", "node 9"])
             await page.locator("#metric").select_option("eval reward")
-            await driver.expect(lines).to_have_text(["time", "mean", "lowest", "highest"])
-            await browser.close()
+            await expect(lines).to_have_text(["time", "mean", "lowest", "highest"])
 
 
 async def test_reports_tell_who_got_groups_from_whom_and_whose_were_refused(tmp_path: Path) -> None:
@@ -184,9 +197,8 @@ async def test_only_the_last_page_of_history_comes_with_members(tmp_path: Path) 
 
 @pytest.mark.nightly(reason="a browser, as in the test above")
 @pytest.mark.slow(reason="starts a browser")
-@pytest.mark.skipif(CHROMIUM is None, reason="NOT RUN: needs chromium (apt-get install chromium)")
+@NEEDS_BROWSER
 async def test_names_that_members_invent_do_not_fill_the_page(tmp_path: Path) -> None:
-    driver = pytest.importorskip("playwright.async_api", reason="NOT RUN: needs playwright")
     swarm, hand = Swarm(), Hand(1000.0)
     async with coordinator(tmp_path / "c", swarm, hand) as running:
         for number in range(1, 5):
@@ -195,15 +207,12 @@ async def test_names_that_members_invent_do_not_fill_the_page(tmp_path: Path) ->
             families = (("gcd", 0.5), ("__proto__", 0.25), *invented)
             report = sealed_report(one, EPOCH + hand.seconds, eval_reward=families)
             assert (await running.ask("POST", "/v1/reports", report, by=one))[0] == 200
-        async with driver.async_playwright() as started:
-            browser = await started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            page = await browser.new_page()
-            await page.goto(await AdminClient(running.data).page())
+        async with browsing(running) as (expect, opened):
+            page = await opened()
             rows = page.locator("#families tbody tr")
-            await driver.expect(rows).to_have_count(64)
+            await expect(rows).to_have_count(64)
             for name in ("gcd", "__proto__"):
-                await driver.expect(rows.filter(has_text=name)).to_have_count(1)
-            await browser.close()
+                await expect(rows.filter(has_text=name)).to_have_count(1)
 
 
 async def test_what_happens_to_members_is_logged(

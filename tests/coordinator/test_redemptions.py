@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -27,6 +30,15 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.simulation.seeded import EPOCH
 
 
+@asynccontextmanager
+async def _admitting(place: Path, tickets: int, **options: Any) -> AsyncIterator[Running]:
+    """A coordinator with a file of so many tickets."""
+    swarm = Swarm()
+    options |= {"issuer_file": issuer_file(place, swarm, tickets)}
+    async with coordinator(place / "c", swarm, Hand(10.0), **options) as running:
+        yield running
+
+
 async def _redeem(
     running: Running, code: str, who: Identity | None = None
 ) -> tuple[int, dict[str, str]]:
@@ -42,10 +54,8 @@ async def _code(running: Running, uses: int = 1, seconds: int = DAY) -> str:
 
 
 async def test_of_a_hundred_that_redeem_a_code_at_once_one_gets_a_ticket(tmp_path: Path) -> None:
-    swarm, hand = Swarm(), Hand(10.0)
-    file = issuer_file(tmp_path, swarm, 3)
-    options = {"issuer_file": file, "behind_proxy": True}  # which may open a hundred connections
-    async with coordinator(tmp_path / "c", swarm, hand, **options) as running:
+    # A proxy may open a hundred connections.
+    async with _admitting(tmp_path, 3, behind_proxy=True) as running:
         code = await _code(running)
         answers = await asyncio.gather(*(_redeem(running, code) for _ in range(100)))
         won = [answer for status, answer in answers if status == 200]
@@ -79,15 +89,13 @@ async def test_a_newcomer_that_lost_the_answer_gets_the_same_ticket_also_after_a
 
 
 async def test_a_code_ends_with_its_uses_time_withdrawal_and_tickets(tmp_path: Path) -> None:
-    swarm, hand = Swarm(), Hand(10.0)
-    file = issuer_file(tmp_path, swarm, 3)
-    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+    async with _admitting(tmp_path, 3) as running:
         assert (await _redeem(running, "AAAAA-AAAAA-AAAAA-AAAAA"))[1]["reason"] == "unknown_code"
         twice, short, withdrawn = [await _code(running, *how) for how in ((2,), (1, 60), (1,))]
         assert [(await _redeem(running, twice))[0] for _ in range(3)] == [200, 200, 410]
         assert (await running.admin("DELETE", "/v1/codes/3"))[0] == 200
         assert (await _redeem(running, withdrawn))[1]["reason"] == "withdrawn"
-        hand.seconds += 61
+        running.hand.seconds += 61
         assert (await _redeem(running, short))[1]["reason"] == "expired"
         many = await _code(running, 5)
         assert [(await _redeem(running, many))[0] for _ in range(2)] == [200, 409]
@@ -98,9 +106,8 @@ async def test_who_reads_a_used_code_gets_no_ticket_for_it_whoever_it_says_to_be
     tmp_path: Path,
 ) -> None:
     """All that is known of the newcomer is public: its key, its peer id, its certificates."""
-    swarm, hand = Swarm(), Hand(10.0)
-    file, alice = issuer_file(tmp_path, swarm, 2), Identity.generate()
-    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+    alice = Identity.generate()
+    async with _admitting(tmp_path, 2) as running:
         code = await _code(running)
         assert (await _redeem(running, code, alice))[0] == 200
         for known in (alice.public_key, hashlib.sha256(alice.public_key).digest()):
@@ -147,58 +154,46 @@ async def test_nor_can_a_coordinator(tmp_path: Path) -> None:
 
 
 async def test_a_ticket_that_has_expired_is_no_fault_of_the_coordinator(tmp_path: Path) -> None:
-    swarm, hand, who = Swarm(), Hand(10.0), Identity.generate()
-    file = issuer_file(tmp_path, swarm, 1)
-    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
+    who = Identity.generate()
+    async with _admitting(tmp_path, 1) as running:
         code = await _code(running, seconds=300 * DAY)
         assert (await _redeem(running, code, who))[0] == 200
-        hand.seconds += 31 * DAY
+        running.hand.seconds += 31 * DAY
         with pytest.raises(TicketExpiredError, match="new one"):
-            await ask_for_ticket(running.url, code, who, hand.clock().wall)
+            await ask_for_ticket(running.url, code, who, running.hand.clock().wall)
 
 
-async def test_a_newcomer_joins_by_a_code_and_remembers_the_coordinator(tmp_path: Path) -> None:
-    swarm, hand = Swarm(), Hand(10.0)
-    file, member = issuer_file(tmp_path, swarm, 1), Home(tmp_path / "member")
-    async with coordinator(tmp_path / "c", swarm, hand, issuer_file=file) as running:
-        code = f" {await _code(running)}\n"
-        member.begin()
-        text = await ask_for_ticket(running.url, code, member.identity(), hand.clock().wall)
-        member.join_swarm(parse_ticket(text, EPOCH), EPOCH)
-        assert member.coordinator() == running.url
-        assert member.membership().swarm.swarm_id == swarm.info.swarm_id
-        with pytest.raises(CoordinatorError, match=r"\(used_up\)"):
-            await ask_for_ticket(running.url, code, Identity.generate(), hand.clock().wall)
+async def test_a_newcomer_joins_by_a_code_which_names_its_ticket_and_who_came_by_it(
+    tmp_path: Path,
+) -> None:
+    home = Home(tmp_path / "carol")
+    home.begin()
+    async with _admitting(tmp_path, 1) as running:
+        code, wall = await _code(running), running.hand.clock().wall
 
+        async def listed() -> str:
+            typed = ["code", "list", "--data", str(running.data)]
+            return (await asyncio.to_thread(CliRunner().invoke, app, typed)).stdout
 
-async def test_a_code_names_its_ticket_and_who_came_by_it(tmp_path: Path) -> None:
-    swarm, hand = Swarm(), Hand(10.0)
-    file, data = issuer_file(tmp_path, swarm, 1), tmp_path / "c"
-    async with coordinator(data, swarm, hand, issuer_file=file) as running:
-        code, home = await _code(running), Home(tmp_path / "carol")
-        home.begin()
-        text = await ask_for_ticket(running.url, code, home.identity(), hand.clock().wall)
+        text = await ask_for_ticket(running.url, f" {code}\n", home.identity(), wall)
         ticket = parse_ticket(text, EPOCH)
         home.join_swarm(ticket, EPOCH)
-        own = home.membership()
-        told = await asyncio.to_thread(
-            CliRunner().invoke, app, ["code", "list", "--data", str(data)]
-        )
-        assert f"gave {ticket.issuer.name} " in told.stdout
+        assert home.coordinator() == running.url
+        own, name = home.membership(), ticket.issuer.name
+        assert f"gave {name} " in await listed()
         client = CoordinatorClient(
-            running.url, (own.identity, own.swarm.swarm_id, lambda: own.chain), hand.clock().wall
+            running.url, (own.identity, own.swarm.swarm_id, lambda: own.chain), wall
         )
         await client.reputation()
-        _, listed = await running.admin("GET", "/v1/codes")
+        _, answer = await running.admin("GET", "/v1/codes")
         peer_id = own.identity.peer_id
-        assert listed["codes"][0]["holders"] == {ticket.issuer.name: [peer_id]}
-        told = await asyncio.to_thread(
-            CliRunner().invoke, app, ["code", "list", "--data", str(data)]
-        )
-        assert f"gave {ticket.issuer.name} (…{peer_id[-8:]})" in told.stdout
+        assert answer["codes"][0]["holders"] == {name: [peer_id]}
+        assert f"gave {name} (…{peer_id[-8:]})" in await listed()
+        with pytest.raises(CoordinatorError, match=r"\(used_up\)"):
+            await ask_for_ticket(running.url, code, Identity.generate(), wall)
 
 
-async def test_without_anissuer_file_nobody_is_admitted(tmp_path: Path) -> None:
+async def test_without_an_issuer_file_nobody_is_admitted(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(10.0)
     async with coordinator(tmp_path / "c", swarm, hand) as running:
         assert (await running.admin("POST", "/v1/codes", api.NewCode("alice")))[0] == 409
@@ -206,7 +201,7 @@ async def test_without_anissuer_file_nobody_is_admitted(tmp_path: Path) -> None:
         assert (status, answer["reason"]) == (409, "no_tickets")
 
 
-async def test_anissuer_file_of_another_swarm_is_refused(tmp_path: Path) -> None:
+async def test_an_issuer_file_of_another_swarm_is_refused(tmp_path: Path) -> None:
     swarm, hand, other = Swarm(), Hand(10.0), Swarm()
     other.info = SwarmInfo("day shift", other.root.key.public_key, b"s" * 32)
     file = issuer_file(tmp_path, other, 1)

@@ -91,6 +91,11 @@ async def test_history_and_members_come_in_pages_and_history_from_a_time_on(tmp_
         assert seen == sorted(each.identity.peer_id for each in (one, *others))
 
 
+async def _batches(running: Running, by: Membership, since: int = 0) -> list[Any]:
+    _, answer = await running.ask("GET", f"/v1/batches?since={since}", by=by)
+    return [open_batch(base64.b64decode(raw), by.swarm.swarm_id) for raw in answer["batches"]]
+
+
 async def test_batches_are_numbered_chained_and_name_their_reports(tmp_path: Path) -> None:
     swarm, hand = Swarm(), Hand(1000.0)
     one, two = swarm.member(1), swarm.member(2)
@@ -101,10 +106,7 @@ async def test_batches_are_numbered_chained_and_name_their_reports(tmp_path: Pat
             for by, report in zip((one, two), reports, strict=True):
                 assert (await running.ask("POST", "/v1/reports", report, by=by))[0] == 200
         async with coordinator(tmp_path / "c", swarm, hand) as running:
-            _, answer = await running.ask("GET", "/v1/batches", by=one)
-        batches = [
-            open_batch(base64.b64decode(raw), swarm.info.swarm_id) for raw in answer["batches"]
-        ]
+            batches = await _batches(running, one)
         assert all(isinstance(batch, SignedBatch) for batch in batches)
         assert [batch.body.number for batch in batches] == list(range(1, round_ + 2))
         digests = [hashlib.sha256(report.report).digest() for report in reports]
@@ -114,10 +116,7 @@ async def test_batches_are_numbered_chained_and_name_their_reports(tmp_path: Pat
         hand.seconds += 300
     async with coordinator(tmp_path / "c", swarm, hand) as running:
         for since, numbers in ((0, [1, 2, 3]), (2, [2, 3]), (3, [3]), (9, [3])):
-            _, answer = await running.ask("GET", f"/v1/batches?since={since}", by=one)
-            opened = [
-                open_batch(base64.b64decode(raw), swarm.info.swarm_id) for raw in answer["batches"]
-            ]
+            opened = await _batches(running, one, since)
             assert [batch.body.number for batch in opened] == numbers
 
 
@@ -252,9 +251,7 @@ async def test_no_request_waits_while_trust_is_computed(
 def test_old_history_is_thinned_out_to_a_row_an_hour(tmp_path: Path) -> None:
     store = Store(tmp_path / "c.db")
     day = 86_400.0
-    for minute in range(0, 48 * 60, 5):
-        row = api.ReportRow(0, minute * 60.0, "one", minute, None, 0, 0, 0, 0)
-        store.report("one", b"r", row, "i")
+    _fill(store, "one", "i", (60.0 * minute for minute in range(0, 48 * 60, 5)))
     store.tidy(2 * day, ())
     kept = [row.at for row in store.history(0, 0.0, 10_000)]
     assert len([at for at in kept if at < day]) == 24

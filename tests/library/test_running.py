@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -227,8 +227,9 @@ async def test_a_strange_answer_is_a_clear_error(
         assert type(caught.value) is kind
 
 
-@pytest.fixture
-def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def test_an_interrupt_does_not_wait_for_the_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Waiting for another thread is interrupted, as by a notebook's button."""
 
     def interrupt(*_: object) -> None:
@@ -236,9 +237,5 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     with monkeypatch.context() as patch:
         patch.setattr("concurrent.futures.Future.result", interrupt)
-        yield
-
-
-def test_an_interrupt_does_not_wait_for_the_answer(tmp_path: Path, interrupted: None) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        connect(tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            connect(tmp_path)

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import ClientSession, ClientTimeout
-from control_servers import serving
-from trained_homes import TINY
+from control_servers import serving_openai
 from typer.testing import CliRunner
 
 from swarm_node.cli.main import app
@@ -22,14 +21,10 @@ from swarm_node.library.endpoint import Endpoint, read_key
 from swarm_node.library.forwarding import serve_running
 from swarm_node.library.serving import serve_stored
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.control.openai import OpenAIServer, ServedAt
-from swarm_node.node.loops.openai_requests import OpenAIRequests
+from swarm_node.node.control.openai import ServedAt
 from swarm_node.page.entrance import is_local
-from swarm_node.policy.models.text.codec import Codec
-from swarm_node.policy.sampling.torch_sampler import TorchSampler
 
 KEY = "sk-of-mine"
-CODEC = Codec.from_directory(TINY)
 ASKED = {
     "model": "tiny",
     "seed": 4,
@@ -63,24 +58,6 @@ async def served(
 def client(at: ServedAt, key: str = KEY) -> ClientSession:
     headers = {"Authorization": f"Bearer {key}"}
     return ClientSession(at.url + "/", headers=headers, timeout=ClientTimeout(total=60))
-
-
-@asynccontextmanager
-async def node(home: Path, sampled: bool = True) -> AsyncIterator[OpenAIRequests]:
-    """What a node does for OpenAI's clients."""
-    sampler = TorchSampler.from_directory(TINY, codec=CODEC, threads=1)
-    guests = OpenAIRequests(sampler, share=1.0)
-    server = OpenAIServer(guests, CODEC, model="tiny", token_limit=lambda: 24)
-
-    async def loop() -> None:
-        while sampled:
-            await guests.step()
-
-    async with asyncio.TaskGroup() as group, serving(home, openai=server):
-        task = group.create_task(loop())
-        yield guests
-        task.cancel()
-    await sampler.close()
 
 
 async def test_a_stored_policy_is_served_where_and_for_whom_one_says(tmp_path: Path) -> None:
@@ -130,7 +107,7 @@ async def test_a_running_node_is_passed_requests_on_and_may_start_again(tmp_path
     at = Endpoint("127.0.0.1", free_port(), KEY)
     with pytest.raises(NotRunningError):
         await serve_running(print, at, home=tmp_path)
-    async with node(tmp_path):
+    async with serving_openai(tmp_path):
         url, own = ControlClient(tmp_path / "control.json").openai()
         async with (
             served(lambda told: serve_running(told, at, home=tmp_path)) as found,
@@ -168,13 +145,13 @@ def stable(text: str) -> list[Any]:
 
 async def test_while_no_node_runs_clients_are_told_so(tmp_path: Path) -> None:
     at = Endpoint("127.0.0.1", 0, KEY)
-    async with node(tmp_path) as _:
+    async with serving_openai(tmp_path):
         front = served(lambda told: serve_running(told, at, home=tmp_path))
         found = await front.__aenter__()
     async with client(found) as session:
         async with session.post("chat/completions", json=ASKED) as reply:
             assert (reply.status, (await reply.json())["error"]["type"]) == (503, "server_error")
-        async with node(tmp_path), session.post("chat/completions", json=ASKED) as reply:
+        async with serving_openai(tmp_path), session.post("chat/completions", json=ASKED) as reply:
             assert reply.status == 200
     with suppress(asyncio.CancelledError):
         await front.__aexit__(None, None, None)
@@ -183,7 +160,7 @@ async def test_while_no_node_runs_clients_are_told_so(tmp_path: Path) -> None:
 async def test_a_client_that_leaves_the_front_leaves_the_node(tmp_path: Path) -> None:
     at = Endpoint("127.0.0.1", 0, KEY)
     async with (
-        node(tmp_path, sampled=False) as guests,
+        serving_openai(tmp_path, sampled=False) as guests,
         served(lambda told: serve_running(told, at, home=tmp_path)) as found,
     ):
         session = client(found)

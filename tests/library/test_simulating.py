@@ -40,21 +40,10 @@ def test_it_gives_what_the_command_gives_also_in_a_notebook(tmp_path: Path) -> N
     result = asyncio.run(notebook())
     assert structlog.get_config() == before
     assert structlog.is_configured() is configured  # or a member would log to stdout
-    options = [
-        "--nodes",
-        "2",
-        "--rounds",
-        "2",
-        "--external",
-        "1",
-        "--seed",
-        "3",
-        "--message-loss",
-        "0.1",
-    ]
-    options += ["--delay", "0,1", "--speeds", "0.5,2", "--report", str(tmp_path / "command")]
-    sets = [part for key, value in SMALL.items() for part in ("--set", f"{key}={value}")]
-    done = CliRunner().invoke(app, ["simulate", *options, *sets])
+    options = "--nodes 2 --rounds 2 --external 1 --seed 3 --message-loss 0.1 --delay 0,1"
+    options += " --speeds 0.5,2" + "".join(f" --set {key}={value}" for key, value in SMALL.items())
+    report = ["--report", str(tmp_path / "command")]
+    done = CliRunner().invoke(app, ["simulate", *options.split(), *report])
     assert done.exit_code == 0, done.output
     assert f"hash                 {result.hash}" in done.stdout
     saved = load_report(tmp_path / "library" / "report.json")

@@ -12,16 +12,17 @@ import pytest
 
 from swarm_node.process import Child
 
-WithChild = Callable[[Callable[[Child], Awaitable[None]]], None]
+WithChild = Callable[..., None]
 
 
 @pytest.fixture
 def with_child(request: pytest.FixtureRequest) -> WithChild:
-    """Run a test's body with the child; a module with CONCURRENT set gets a concurrent one."""
-    concurrent = getattr(request.module, "CONCURRENT", False)
+    """Run a test's body with the child; a module with CONCURRENT set gets a concurrent one, and so
+    does who asks for it."""
+    usual = getattr(request.module, "CONCURRENT", False)
     search = os.pathsep.join(filter(None, sys.path))
 
-    def run(body: Callable[[Child], Awaitable[None]]) -> None:
+    def run(body: Callable[[Child], Awaitable[None]], concurrent: bool = usual) -> None:
         async def main() -> None:
             env = {"PYTHONPATH": search}
             child = Child("echo", "obedient", obedient.Reply, concurrent=concurrent, env=env)

@@ -46,17 +46,6 @@ def test_a_cancelled_call_is_dropped_in_the_child(with_child) -> None:
     with_child(body)
 
 
-def test_a_reported_error_leaves_it_alive(with_child) -> None:
-    async def body(child: Child) -> None:
-        with pytest.raises(ChildError, match="such thing"):
-            await child.call(Do("fail"), Echoed, patience=20)
-        with pytest.raises(ChildError, match="ValidationError"):
-            await child.call(Echoed(1), Echoed, patience=20)
-        assert (await child.call(Echo(1), Echoed, patience=20)).value == 1
-
-    with_child(body)
-
-
 @pytest.mark.parametrize(
     ("what", "message"), [("die", "exit code 3"), ("bug", "died"), ("garbage", "protocol")]
 )

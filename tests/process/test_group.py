@@ -36,6 +36,7 @@ async def main():
 
 asyncio.run(main())
 """
+ENDS = ["stopped", "killed from outside"]
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="other kernels tell nobody of a death")
 
 pytestmark = pytest.mark.slow(reason="processes are killed and waited for")
@@ -81,11 +82,18 @@ def _group(pid: int) -> int | None:
         return None
 
 
+async def end(child: Child, how: str, grace: float = 3.0) -> None:
+    """End a child in one of the `ENDS`."""
+    if how == "stopped":
+        await child.stop(grace)
+    else:
+        os.kill(child.pid, signal.SIGKILL)
+
+
 def test_a_silent_child_is_killed_with_its_helpers(with_child) -> None:
     async def body(child: Child) -> None:
         helper = psutil.Process((await child.call(Helper(), Started, patience=20)).pid)
         pid = child.pid
-        assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         with pytest.raises(ChildError, match="not answer"):
             await child.call(Echo(), Echoed, patience=0.5)
@@ -97,25 +105,21 @@ def test_a_silent_child_is_killed_with_its_helpers(with_child) -> None:
     with_child(body)
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed from outside"])
+@pytest.mark.parametrize("how", ENDS)
 def test_a_child_that_ends_leaves_nothing_of_its_group(with_child, how: str) -> None:
     async def body(child: Child) -> None:
         helper = (await child.call(Helper(), Started, patience=20)).pid
         leader = child.pid
-        assert leader is not None
         group = group_of(leader)
         assert {leader, helper} <= set(group)
-        if how == "stopped":
-            await child.stop()
-        else:
-            os.kill(leader, signal.SIGKILL)
+        await end(child, how)
         assert await asyncio.to_thread(ended, *group)
 
     with_child(body)
 
 
 @LINUX
-@pytest.mark.parametrize("how", ["stopped", "killed from outside"])
+@pytest.mark.parametrize("how", ENDS)
 def test_a_killed_child_leaves_no_shared_memory(with_child, how: str) -> None:
     """An engine of several processes has 250 MB of it."""
 
@@ -123,12 +127,8 @@ def test_a_killed_child_leaves_no_shared_memory(with_child, how: str) -> None:
         name = (await child.call(Share(), Named, patience=20)).name
         assert in_shared_memory(name)
         leader = child.pid
-        assert leader is not None
         group = await asyncio.to_thread(tracked_group, leader)
-        if how == "stopped":
-            await child.stop(grace=0.0)
-        else:
-            os.kill(leader, signal.SIGKILL)
+        await end(child, how, grace=0.0)
         assert await asyncio.to_thread(ended, *group)
         assert not in_shared_memory(name)
 
@@ -136,17 +136,13 @@ def test_a_killed_child_leaves_no_shared_memory(with_child, how: str) -> None:
 
 
 @LINUX
-@pytest.mark.parametrize("how", ["stopped", "killed from outside"])
+@pytest.mark.parametrize("how", ENDS)
 def test_a_process_with_the_command_of_a_tracker_is_killed_after_all(with_child, how: str) -> None:
     async def body(child: Child) -> None:
         asked = Helper("multiprocessing.resource_tracker")
         helper = (await child.call(asked, Started, patience=20)).pid
         leader = child.pid
-        assert leader is not None
-        if how == "stopped":
-            await child.stop(grace=0.0)
-        else:
-            os.kill(leader, signal.SIGKILL)
+        await end(child, how, grace=0.0)
         assert await asyncio.to_thread(ended, leader, helper)
 
     with_child(body)
@@ -157,7 +153,6 @@ def test_a_signal_to_the_guard_alone_ends_nothing(with_child) -> None:
     async def body(child: Child) -> None:
         await child.call(Echo(1), Echoed, patience=20)
         leader = child.pid
-        assert leader is not None
         (guard,) = set(group_of(leader)) - {leader}
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1):
             os.kill(guard, number)

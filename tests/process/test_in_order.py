@@ -2,7 +2,6 @@
 
 import asyncio
 
-import psutil
 import pytest
 from obedient import Do, Echo, Echoed, Request, Wait, Waited
 
@@ -19,7 +18,8 @@ def test_answers_in_order_whatever_it_prints(with_child) -> None:
     with_child(body)
 
 
-def test_a_reported_error_leaves_it_alive(with_child) -> None:
+@pytest.mark.parametrize("concurrent", [False, True])
+def test_a_reported_error_leaves_it_alive(with_child, concurrent: bool) -> None:
     async def body(child: Child) -> None:
         with pytest.raises(ReportedError, match=r"^echo: \w+: no"):
             await child.call(Do("fail"), Echoed, patience=20)
@@ -27,7 +27,7 @@ def test_a_reported_error_leaves_it_alive(with_child) -> None:
             await child.call(Echoed(1), Echoed, patience=20)
         assert (await child.call(Echo(1), Echoed, patience=20)).value == 1
 
-    with_child(body)
+    with_child(body, concurrent)
 
 
 @pytest.mark.parametrize(
@@ -77,16 +77,5 @@ def test_a_cancelled_call_does_not_leave_half_a_reply_behind(with_child) -> None
             async with asyncio.timeout(0.5):
                 await child.call(Wait(60), Waited, patience=60)
         assert not child.alive
-
-    with_child(body)
-
-
-def test_stopping_leaves_no_process(with_child) -> None:
-    async def body(child: Child) -> None:
-        await child.call(Echo(1), Echoed, patience=20)
-        pid = child.pid
-        assert pid is not None
-        await child.stop()
-        assert not psutil.pid_exists(pid)
 
     with_child(body)

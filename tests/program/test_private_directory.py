@@ -9,14 +9,6 @@ from swarm_node.errors import HomeError
 from swarm_node.program.private_directory import PrivateDirectory
 
 
-def test_a_home_is_for_one_process(tmp_path: Path) -> None:
-    home = PrivateDirectory(tmp_path / "home")
-    with home.lock(), pytest.raises(HomeError, match="already running"), home.lock():
-        pass
-    with home.lock():
-        pass
-
-
 def test_a_lock_that_cannot_be_written_is_said_in_a_line(tmp_path: Path) -> None:
     home = PrivateDirectory(tmp_path / "home")
     (home.path / "lock").mkdir(parents=True)
@@ -25,13 +17,16 @@ def test_a_lock_that_cannot_be_written_is_said_in_a_line(tmp_path: Path) -> None
     assert not home.in_use()
 
 
-def test_a_home_is_in_use_while_it_is_held(tmp_path: Path) -> None:
+def test_a_home_is_for_one_process_and_in_use_while_that_holds_it(tmp_path: Path) -> None:
     home = PrivateDirectory(tmp_path / "home")
     assert not home.in_use()
     assert not home.path.exists()
-    with home.lock():
-        assert home.in_use()
-    assert not home.in_use()
+    for _ in range(2):
+        with home.lock():
+            assert home.in_use()
+            with pytest.raises(HomeError, match="already running"), home.lock():
+                pass
+        assert not home.in_use()
 
 
 def test_a_fork_neither_holds_a_home_for_longer_nor_gives_it_up(tmp_path: Path) -> None:

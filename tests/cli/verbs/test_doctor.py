@@ -97,29 +97,7 @@ def test_a_model_that_cannot_play_dialogues_is_an_error_and_nothing_is_written(
     assert "tiny-talk" in told
     code, shown = run(tmp_path / "home", "--model", "tiny-talk", *games)
     assert code == 0, shown
-    code, shown = run(tmp_path / "home", "--set", "environment.name=drill")
-    assert code == 1
-    assert "mean drills?" in " ".join(shown.split())
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("options", "subject"),
-    [
-        (["--model", "no-such-model"], "model"),
-        (
-            ["--model", "qwen2.5-7b", "--device", "cpu", "--lora-rank", "0"],
-            "model",
-        ),
-        (["--set", "run.device=cuda:9"], "gpu|device"),
-    ],
-)
-def test_what_makes_a_start_impossible_is_marked(
-    tmp_path: Path, options: list[str], subject: str
-) -> None:
-    code, shown = run(tmp_path, *options)
-    assert code == 1
-    assert re.search(rf"^✗ +({subject}) ", shown, re.M), shown
 
 
 def test_a_mistyped_name_is_answered_first_and_once(
@@ -127,8 +105,9 @@ def test_a_mistyped_name_is_answered_first_and_once(
 ) -> None:
     options = ["--model", "no-such-model", "--environment", "none.jsonl"]
     code, shown = run(tmp_path, *options)
-    marks = [line.split()[0] for line in shown.splitlines() if line[0] != " "]
-    assert (code, marks[:2], marks.count("✗")) == (1, ["✗", "✗"], 2)
+    marks = [line.split()[:2] for line in shown.splitlines() if line[0] != " "]
+    assert (code, marks[:2]) == (1, [["✗", "environment"], ["✗", "model"]])
+    assert [mark for mark, _ in marks].count("✗") == 2
     columns = {
         line.index(line.split(maxsplit=2)[2]) for line in shown.splitlines() if line[0] != " "
     }

@@ -8,8 +8,8 @@ import shutil
 import stat
 import time
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 from builders import quiet_snapshot
 from control_servers import serving
@@ -63,9 +63,10 @@ def test_a_ticket_that_cannot_work_is_refused(home: Path, address: str) -> None:
     assert "can connect to" in refused(done)
 
 
-def test_a_ticket_may_name_a_coordinator_and_then_no_node_need_run(tmp_path: Path) -> None:
-    home, out = tmp_path / "home", tmp_path / "alice.ticket"
-    assert run(home, "init", "team a").exit_code == 0
+def test_a_ticket_may_name_a_coordinator_and_then_no_node_need_run(
+    home: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "alice.ticket"
     named = ("--name", "alice", "--out", str(out), "--coordinator")
     assert "--coordinator ftp://x" in refused(run(home, "invite", *named, "ftp://x"))
     assert run(home, "invite", *named, "https://swarm.example").exit_code == 0
@@ -81,14 +82,14 @@ def test_a_ticket_may_name_a_coordinator_and_then_no_node_need_run(tmp_path: Pat
     assert (member.coordinator(), member.bootstraps()) == ("http://10.0.0.7:8470", [ADDRESS])
 
 
-def test_what_describes_a_swarm_to_its_coordinator_holds_no_secret(tmp_path: Path) -> None:
-    assert run(tmp_path / "home", "init", "team a").exit_code == 0
-    swarm = Home(tmp_path / "home").swarm()
-    file = tmp_path / "swarm.toml"
-    file.write_text(run(tmp_path / "home", "id", "--swarm-file").stdout)
+def test_what_describes_a_swarm_to_its_coordinator_holds_no_secret(
+    home: Path, tmp_path: Path
+) -> None:
+    swarm, file = Home(home).swarm(), tmp_path / "swarm.toml"
+    file.write_text(run(home, "id", "--swarm-file").stdout)
     assert swarm.secret.hex() not in file.read_text()
     assert read_swarm(file).swarm_id == swarm.swarm_id
-    assert read_swarm(tmp_path / "home" / "swarm.json").swarm_id == swarm.swarm_id
+    assert read_swarm(home / "swarm.json").swarm_id == swarm.swarm_id
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,11 @@ def invite(home: Path, *arguments: str) -> Result:
     return run(home, "invite", "--address", ADDRESS, *arguments)
 
 
+def listed(home: Path) -> Any:
+    """What `members` says of tickets and blocks."""
+    return json.loads(run(home, "members", "--json").stdout)
+
+
 def refused(done: Result) -> str:
     assert done.exit_code == 1
     assert done.stderr.startswith("swarm-node: ")
@@ -128,23 +134,17 @@ def test_a_ticket_is_a_private_file_and_never_shown(home: Path, tmp_path: Path) 
     assert text.strip() not in done.output
     for said in ("alice", "3 nodes", "90 days", "join --ticket-file alice.ticket", "revoke alice"):
         assert said in done.stdout
-    ticket = parse_ticket(text, 0.0 + _now())
+    ticket = parse_ticket(text, time.time())
     assert (ticket.issuer.name, ticket.issuer.uses, ticket.addresses) == ("alice", 3, (ADDRESS,))
-    assert -60 < ticket.expires - _now() - 2 * 86_400 <= 0
+    assert -60 < ticket.expires - time.time() - 2 * 86_400 <= 0
     newcomer = Home(tmp_path / "newcomer")
-    assert newcomer.join_swarm(ticket, _now()).swarm.name == "team a"
-
-
-def _now() -> float:
-    import time
-
-    return int(time.time())
+    assert newcomer.join_swarm(ticket, time.time()).swarm.name == "team a"
 
 
 def test_a_ticket_is_printed_only_if_asked(home: Path, tmp_path: Path) -> None:
     done = invite(home, "--name", "alice", "--out", "-")
     assert done.stdout.count("\n") == 1
-    assert parse_ticket(done.stdout, _now()).issuer.name == "alice"
+    assert parse_ticket(done.stdout, time.time()).issuer.name == "alice"
     assert "1 node" in done.stderr
     for missing in (["--name", "alice"], ["--out", "-"], []):
         assert "--out alice.ticket" in refused(invite(home, *missing))
@@ -166,12 +166,8 @@ def test_loopback_in_a_ticket_is_said(home: Path) -> None:
         assert f"connect to {ADDRESS}" in told
 
 
-def test_a_ticket_with_a_coordinator_leaves_the_loopback_of_a_running_node_out(
-    tmp_path: Path,
-) -> None:
-    snapshot = msgspec.structs.replace(quiet_snapshot(), addresses=[ADDRESS])
-    home = tmp_path / "home"
-    assert run(home, "init", "team a").exit_code == 0
+def test_a_ticket_with_a_coordinator_leaves_the_loopback_of_a_running_node_out(home: Path) -> None:
+    snapshot = quiet_snapshot(addresses=[ADDRESS])
 
     async def invited(*arguments: str) -> Result:
         named = ("invite", "--name", "a", "--out", "-", *arguments)
@@ -199,8 +195,7 @@ def test_a_ticket_overwrites_nothing(home: Path, tmp_path: Path) -> None:
     assert out.read_text() == "kept"
     nowhere = ("--name", "alice", "--out", str(tmp_path / "no" / "where"))
     assert "cannot write" in refused(invite(home, *nowhere))
-    tickets = json.loads(run(home, "members", "--json").stdout)["tickets"]
-    assert tickets == [], "and none is made"
+    assert listed(home)["tickets"] == [], "and none is made"
 
 
 def test_a_ticket_that_cannot_be_written_stays_in_stock(home: Path, tmp_path: Path) -> None:
@@ -255,9 +250,9 @@ def test_members_lists_the_tickets_that_were_made(home: Path) -> None:
     assert "no tickets" in run(home, "members").stdout
     for name in ("alice", "bob"):
         invite(home, "--name", name, "--out", "-")
-    listed = json.loads(run(home, "members", "--json").stdout)
-    assert (listed["schema"], listed["swarm"], listed["met"]) == (1, "team a", None)
-    rows = [(row["name"], row["state"], row["uses"], row["used"]) for row in listed["tickets"]]
+    found = listed(home)
+    assert (found["schema"], found["swarm"], found["met"]) == (1, "team a", None)
+    rows = [(row["name"], row["state"], row["uses"], row["used"]) for row in found["tickets"]]
     assert rows == [("alice", "open", 1, 0), ("bob", "open", 1, 0)]
     shown = run(home, "members").stdout
     assert all(said in shown for said in ("alice", "bob", "open", "no node"))
@@ -269,8 +264,7 @@ def test_members_shows_the_tickets_that_lead_nowhere(home: Path, tmp_path: Path)
     """Also those that were made before the first start, and those with a coordinator's address."""
 
     def states() -> list[str]:
-        rows = json.loads(run(home, "members", "--json").stdout)["tickets"]
-        return [row["state"] for row in rows]
+        return [row["state"] for row in listed(home)["tickets"]]
 
     before = ("--address", "/ip4/203.0.113.5/tcp/31330")
     run(home, "invite", "--name", "alice", "--out", "-", *before)
@@ -290,28 +284,22 @@ def test_a_ticket_gets_another_name_that_members_and_revoke_know(home: Path) -> 
     for name in ("web 16", "bob"):
         invite(home, "--name", name, "--out", "-")
     assert run(home, "rename", "web 16", "carol").stdout.count("carol") == 1
-    rows = json.loads(run(home, "members", "--json").stdout)["tickets"]
-    assert [row["name"] for row in rows] == ["carol", "bob"]
+    assert [row["name"] for row in listed(home)["tickets"]] == ["carol", "bob"]
     assert "mean carol?" in refused(run(home, "rename", "carl", "x"))
     assert "revoke both" in refused(run(home, "rename", "bob", "carol"))
     assert "the name" in refused(run(home, "rename", "bob", "b/b"))
     assert run(home, "revoke", "carol").exit_code == 0
-    assert [
-        row["state"] for row in json.loads(run(home, "members", "--json").stdout)["tickets"]
-    ] == [
-        "revoked",
-        "open",
-    ]
+    assert [row["state"] for row in listed(home)["tickets"]] == ["revoked", "open"]
 
 
 def test_a_ban_is_kept_shown_and_ended(home: Path) -> None:
     assert run(home, "block", PEER).exit_code == 0
-    assert PEER in json.loads(run(home, "members", "--json").stdout)["blocks"][0]["peer_id"]
+    assert PEER in listed(home)["blocks"][0]["peer_id"]
     assert PEER in run(home, "members").stdout.replace("\n", "")
     assert run(home, "unblock", PEER[-8:]).exit_code == 0
-    assert json.loads(run(home, "members", "--json").stdout)["blocks"] == []
+    assert listed(home)["blocks"] == []
     assert "nobody called" in refused(run(home, "unblock", PEER))
     assert "swarm-node members --home" in refused(run(home, "block", "nobody"))
     invite(home, "--name", "alice", "--out", "-")
     run(home, "block", "alice")
-    assert json.loads(run(home, "members", "--json").stdout)["tickets"][0]["state"] == "blocked"
+    assert listed(home)["tickets"][0]["state"] == "blocked"

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from builders import quiet_snapshot
 from control_servers import serving
-from shown_cases import peer
+from shown_cases import HOSTILE, peer
 from typer.testing import CliRunner, Result
 
 from swarm_node.cli.main import app
@@ -20,7 +20,6 @@ from swarm_node.cli.verbs.peers import meant_peer
 from swarm_node.errors import SwarmNodeError
 from swarm_node.node.metrics.snapshot import PingReport, Said, Snapshot, UnmetRow
 
-HOSTILE = "\x1b[31mred\x1b]0;title\x07[bold]markup[/bold]\r\nforged line\u202eevil\x9b2J"
 ALICE, BOB, WEB, WEBS = (f"12D3KooWxxxxxxxx{end}" for end in ("aaaa1111", "bbbb2222", "cc1", "cc2"))
 WHY = Said("no_answer", "warning", f"192.0.2.1:7 {HOSTILE}", f"ask {HOSTILE}")
 SHOT = quiet_snapshot(

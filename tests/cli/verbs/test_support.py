@@ -57,14 +57,19 @@ def _notes(secret: bytes) -> list[bytes]:
     ]
 
 
-def test_it_helps_and_holds_no_secret(home: Home, tmp_path: Path) -> None:
-    out = tmp_path / "bundle.zip"
-    arguments = ["support-bundle", "--home", str(home.path), "--out", str(out)]
+def bundled(home: Home, out: Path, *options: str) -> dict[str, bytes]:
+    """The files of a bundle."""
+    arguments = ["support-bundle", "--home", str(home.path), "--out", str(out), *options]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
-    assert out.stat().st_mode & 0o077 == 0
     with zipfile.ZipFile(out) as bundle:
-        parts = {name: bundle.read(name) for name in bundle.namelist()}
+        return {name: bundle.read(name) for name in bundle.namelist()}
+
+
+def test_it_helps_and_holds_no_secret(home: Home, tmp_path: Path) -> None:
+    out = tmp_path / "bundle.zip"
+    parts = bundled(home, out)
+    assert out.stat().st_mode & 0o077 == 0
     everything = b"".join(parts.values())
     for secret in _secrets(home):
         for note in _notes(secret):
@@ -80,7 +85,7 @@ def test_it_helps_and_holds_no_secret(home: Home, tmp_path: Path) -> None:
     assert any(row["name"] == "root.key" for row in json.loads(parts["home.json"]))
     assert parts["log.jsonl"].count(b"taken out") > 20
     assert json.loads(parts["metrics.jsonl"])["steps"] == 1
-    again = CliRunner().invoke(app, arguments)
+    again = CliRunner().invoke(app, ["support-bundle", "--home", str(home.path), "--out", str(out)])
     assert again.exit_code == 1
     assert "--out" in again.output
 
@@ -92,16 +97,12 @@ def test_options_of_an_environment_and_the_users_name_stay_at_home(
     monkeypatch.setenv("HOME", str(tmp_path))
     canary = secrets.token_urlsafe(32)
     monkeypatch.setenv("CANARY_TOKEN", canary)
-    settings, out = tmp_path / "node.toml", tmp_path / "bundle.zip"
+    settings = tmp_path / "node.toml"
     settings.write_text(
         '[environment]\nname = "elsewhere:create"\n[environment.options]\npreset = "short"\n'
         f'judge_api_key = "{canary}"\nPassword = "{canary}"\n'
     )
-    arguments = ["--home", str(home.path), "--config", str(settings), "--out", str(out)]
-    done = CliRunner().invoke(app, ["support-bundle", *arguments])
-    assert done.exit_code == 0, done.output
-    with zipfile.ZipFile(out) as bundle:
-        parts = {name: bundle.read(name) for name in bundle.namelist()}
+    parts = bundled(home, tmp_path / "bundle.zip", "--config", str(settings))
     everything = b"".join(parts.values())
     assert canary.encode() not in everything
     assert str(tmp_path).encode() not in everything

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from builders import quiet_snapshot
 from page_server import HOSTILE, row, served
@@ -17,7 +19,7 @@ from swarm_node.cli.main import app
 from swarm_node.cli.verbs.tracking.forwarding import Forwarder, figures, lineages, run_name
 from swarm_node.cli.verbs.tracking.trackers import AnswerRow, Lineage, as_code, plain
 from swarm_node.node.home.home import Home
-from swarm_node.node.metrics.history import HistoryRow, MetricsFile
+from swarm_node.node.metrics.history import MetricsFile
 from swarm_node.node.metrics.samples import SampleRow
 from swarm_node.policy.models.model import policy_digests, resolve
 from swarm_node.policy.training.checkpoints.stored import MODEL, sha256
@@ -58,17 +60,8 @@ def test_each_row_is_passed_on_once_also_those_from_before(tmp_path: Path) -> No
 
 
 def test_reward_is_by_family_and_in_the_mean() -> None:
-    found = figures(
-        HistoryRow(
-            **{
-                **_fields(row(7)),
-                "eval_reward": {"gcd": 0.5, "chess": 1.0},
-                "k": 4,
-                "eval_reward_train": 0.9,
-                "split_version": 1,
-            }
-        )
-    )
+    measured = {"eval_reward": {"gcd": 0.5, "chess": 1.0}, "eval_reward_train": 0.9}
+    found = figures(msgspec.structs.replace(row(7), k=4, split_version=1, **measured))
     assert found["eval_reward/gcd"] == 0.5
     assert found["eval_reward/all"] == 0.75
     assert found["eval_reward_train"] == 0.9
@@ -76,14 +69,10 @@ def test_reward_is_by_family_and_in_the_mean() -> None:
     assert {"time", "k", "split_version", "loss", "best_of_k/all"}.isdisjoint(found)
 
 
-def _fields(of: HistoryRow) -> dict[str, object]:
-    return {name: getattr(of, name) for name in of.__struct_fields__}
-
-
 def test_a_tracker_that_is_not_installed_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
     Home(tmp_path).begin()
     done = CliRunner().invoke(app, ["track", "wandb", "--home", str(tmp_path), "--once"])
     assert done.exit_code == 1
@@ -238,14 +227,10 @@ def test_trackio_keeps_a_run_in_the_group_of_its_swarm(
     from trackio.sqlite_storage import SQLiteStorage
 
     _tracked(tmp_path / "home", tmp_path / "runs", "trackio")
-    run = f"owner-{_key(tmp_path)}"
+    run = f"owner-{Home(tmp_path / 'home').identity().peer_id[-8:]}"
     config = SQLiteStorage.get_run_config("swarm-node", run)
     assert config["_Group"] == "team"
     (artifact,) = SQLiteStorage.get_artifacts("swarm-node")
     assert artifact["type"] == "model"
     logs = json.dumps(SQLiteStorage.get_logs("swarm-node", run))
     assert "onerror" in logs, "the table of answers"
-
-
-def _key(place: Path) -> str:
-    return Home(place / "home").identity().peer_id[-8:]

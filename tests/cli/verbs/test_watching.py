@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from control_servers import serving
-from shown_cases import printed
+from shown_cases import HOSTILE, printed
 from typer.testing import CliRunner, Result
 
 from swarm_node.cli.home import json_of
@@ -22,11 +22,9 @@ from swarm_node.cli.main import app
 from swarm_node.cli.verbs.watching import _newer
 from swarm_node.cli.views.samples_view import samples_view
 from swarm_node.durable import Journal
-from swarm_node.node.control.control import ControlClient
 from swarm_node.node.metrics.samples import SampleRow
 from swarm_node.node.metrics.snapshot import PeerRow
 
-HOSTILE = "\x1b[31mred\x1b]0;title\x07[bold]markup[/bold]\r\nforged line\u202eevil\x9b2J"
 ROWS = [
     SampleRow("gcd", "gcd of 12\nand 18?", "Yes", 0.0, 0),
     SampleRow("gcd", "gcd of 4 and 6?", "2", 1.0, 6640),
@@ -70,7 +68,6 @@ def test_samples_come_from_the_running_node(tmp_path: Path) -> None:
 
     async def main() -> Result:
         async with serving(tmp_path, samples=lambda: ROWS):
-            assert (await ControlClient(tmp_path / "control.json").samples()).samples == ROWS
             return await asyncio.to_thread(CliRunner().invoke, app, command)
 
     done = asyncio.run(main())

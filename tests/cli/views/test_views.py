@@ -9,7 +9,7 @@ import pytest
 from builders import history_row, quiet_snapshot
 from hypothesis import given
 from hypothesis import strategies as st
-from shown_cases import FAR, KEY, full, peer, printed
+from shown_cases import FAR, HOSTILE, KEY, full, peer, printed
 
 from swarm_node.cli.views.members_view import members_view, ticket_rows
 from swarm_node.cli.views.peers_view import milliseconds, peers_view, size
@@ -35,10 +35,6 @@ from swarm_node.node.metrics.snapshot import (
 from swarm_node.p2p.reach.reachability import Reachability
 
 QUIET = quiet_snapshot()
-
-#: What a peer would write into its owner's terminal: colours, a new title, markup, a line of its
-#: own, an order of letters that deceives.
-HOSTILE = "\x1b[31mred\x1b]0;title\x07[bold]markup[/bold]\r\nforged line\u202eevil\x9b2J"
 
 
 def shown(snapshot: Snapshot) -> str:

@@ -295,7 +295,6 @@ def test_two_hosts_learn_as_one_process_does_and_go_on_after_one_was_killed(
         await site.trainer.start()
         assert site.trainer.extra == {"stored": 3}
         await updates(range(3, 5))
-        assert site.trainer.pid is not None
         os.kill(site.trainer.pid, signal.SIGKILL)  # the node's side: the host goes on with it
         # Until its end is noticed, its ranks may still answer.
         await until(lambda: site.trainer.pid is None)

@@ -122,7 +122,7 @@ async def test_an_outage_of_the_own_network_makes_nobody_leave(swarm: Swarm) -> 
 
 @pytest.mark.parametrize(
     ("outage", "patience"),
-    [(60.0, 20.0), pytest.param(240.0, 60.0, marks=pytest.mark.slow(reason="more virtual time"))],
+    [(60.0, 20.0), pytest.param(240.0, 60.0, marks=pytest.mark.nightly(reason="a longer outage"))],
 )
 @in_swarm(7)
 async def test_two_sites_that_were_cut_apart_find_each_other_again(

@@ -174,6 +174,28 @@ async def test_a_node_that_restarts_after_its_report_is_not_too_early(tmp_path: 
         assert one.tally.coordinator.reported > first
 
 
+async def test_after_an_hour_away_a_round_brings_the_coordinator_its_picture_back(
+    tmp_path: Path,
+) -> None:
+    swarm, hand = Swarm(), Hand(10.0)
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        one, two = (
+            End(tmp_path, running.url, swarm.member(index), hand.clock()) for index in (1, 2)
+        )
+        for each in (one, two):
+            await each.ask()
+    hand.seconds += 3600
+    async with coordinator(tmp_path / "c", swarm, hand) as running:
+        for each in (one, two):
+            each.loop._client._base = running.url
+            await each.ask()
+            each.close()
+        _, answer = await running.ask("GET", "/v1/members", by=one.member)
+        now = one.clock.wall()
+        assert [(row["introduced"], row["reported"]) for row in answer["rows"]] == [(True, now)] * 2
+        assert two.tally.coordinator.introduced == 2, "before and after"
+
+
 async def test_a_revocation_list_passes_the_coordinator_in_both_directions(tmp_path: Path) -> None:
     async with play(tmp_path) as (running, swarm, _, end):
         one, two, gone = end(1), end(2), swarm.member(3)

@@ -20,7 +20,7 @@ from virtual import virtual_time
 from swarm_node.clock import Clock
 from swarm_node.node.loops.peers import coordinator_client
 from swarm_node.node.loops.peers.coordinator_client import try_coordinator
-from swarm_node.node.loops.peers.dialing import DialCheck, link_up, try_peers
+from swarm_node.node.loops.peers.dialing import DialCheck, try_peers
 from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.peers.causes import OF_OUTCOME, text_here
 from swarm_node.p2p.reach.address_check import knock
@@ -152,7 +152,6 @@ async def test_a_coordinator_answers_only_as_one(
     async with coordinator(tmp_path, Swarm(), Hand()) as running:
         assert (await try_coordinator(running.url)).cause is None
     closed = (await try_coordinator(running.url)).cause
-    assert closed is not None
     assert text_here(closed).endswith("refuses connections")
     assert (await _saying(b"")).endswith("not answer")
     for words in (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi", b"SSH-2.0\r\n"):
@@ -190,7 +189,3 @@ async def test_who_is_at_an_open_address_is_asked_too_and_each_peer_once(
     for node in (own, known):
         await node.transport.stop()
         node.storage.close()
-
-
-def test_the_interfaces_of_this_machine_can_be_read() -> None:
-    assert link_up() in (True, False)

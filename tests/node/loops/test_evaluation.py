@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,8 +27,7 @@ from swarm_node.node.loops.reporting.evaluation import (
     pause,
     seen_tasks,
 )
-from swarm_node.node.metrics.history import GroupCounts
-from swarm_node.node.metrics.snapshot import EvalPoint, Saved
+from swarm_node.node.metrics.snapshot import EvalPoint
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.training.processes.inline import InlineTrainer
 from swarm_node.rollout import Completion, TaskRef
@@ -211,10 +209,3 @@ def test_the_tasks_are_the_same_in_every_run_and_others_with_another_draw(tmp_pa
     assert len(first | other | third) == 3 * len(first)
     held = {ref.seed for ref in first if ref.held_out}
     assert held == {held_out_seed(ref.family, index) for ref in first for index in range(2)}
-
-
-@pytest.mark.parametrize("evals", [[3], [{"unseen": 1}], {}, None])
-def test_points_that_are_none_are_refused(evals: object) -> None:
-    saved = {**msgspec.to_builtins(Saved(3, GroupCounts(), [])), "evals": evals}
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(saved, Saved)

@@ -98,6 +98,12 @@ class Connectivity:
             node.stop()
         await asyncio.gather(*self.tasks)
 
+    def revoke(self, index: int) -> None:
+        """Do what `swarm-node revoke` does at the owner's."""
+        keys, wall = [self.world.memberships[index].identity.public_key], self.world.clock.wall()
+        made = next_list(self.swarm.delegate, self.swarm.info, None, keys, wall)
+        self.offices[0].save("revoked", made.raw)
+
     def peer(self, index: int) -> str:
         return self.world.memberships[index].identity.peer_id
 
@@ -124,11 +130,7 @@ async def test_ten_nodes_refuse_an_expelled_member_within_two_heartbeats(
     network = company.network
     assert network.bytes_to(expelled, 0, PULL, LIST) > 0
     assert all(any(row.peer_id == expelled for row in n.snapshot().peers) for n in others)
-    keys = [company.world.memberships[9].identity.public_key]
-    made = next_list(
-        company.swarm.delegate, company.swarm.info, None, keys, company.world.clock.wall()
-    )
-    company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
+    company.revoke(9)
     await asyncio.sleep(2 * HEARTBEAT)
     ended = company.world.clock.now()
     for index, node in enumerate(others):
@@ -154,10 +156,7 @@ async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Conne
     well = list(check_network(await expelled.network()))
     assert (well[0].subject, well[0].level) == ("sharing", "ok")
     assert not [found for found in well if found.level == "error"]
-    keys = [company.world.memberships[1].identity.public_key]
-    wall = company.world.clock.wall()
-    made = next_list(company.swarm.delegate, company.swarm.info, None, keys, wall)
-    company.offices[0].save("revoked", made.raw)  # as `swarm-node revoke` does
+    company.revoke(1)
     await asyncio.sleep(3 * HEARTBEAT)
     report = await expelled.network()
     first, *others = check_network(report)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -180,35 +181,36 @@ def test_a_level_that_is_too_hard_gives_way_to_the_one_below() -> None:
     assert (ladder.is_placed, ladder.family) == (True, "sum-1")
 
 
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    with closing(Storage(tmp_path / "db")) as storage:
+        yield storage
+
+
 def levels(storage: Storage, families: Sequence[str], *, climbs: bool = True) -> Levels:
     info = EnvironmentInfo("env", "1", ("gcd", *FIVE, "take-1", "take-2"))
     return Levels(info, families, storage, climbs=climbs)
 
 
-def test_the_first_batch_measures_every_ladder(tmp_path: Path) -> None:
-    storage = Storage(tmp_path / "db")
+def test_the_first_batch_measures_every_ladder(storage: Storage) -> None:
     found = levels(storage, ("gcd", *FIVE, "take-1", "take-2"))
     assert set(found.choose(range(4))) == {"sum-1", "take-1"}
     # A single ladder measures as many of its levels as the batch holds.
     alone = levels(storage, FIVE)
     assert alone.choose(range(4)) == ["sum-1"] * 2 + ["sum-2"] * 2
     assert len(alone.choose(range(99))) == 99
-    storage.close()
 
 
-def test_a_small_batch_is_not_always_for_the_same_ladder(tmp_path: Path) -> None:
+def test_a_small_batch_is_not_always_for_the_same_ladder(storage: Storage) -> None:
     """All prompts of a ladder may be too long, so that nothing of it is ever measured."""
-    storage = Storage(tmp_path / "db")
     found = levels(storage, (*FIVE, "take-1", "take-2"))
     chosen = {family for seed in range(9) for family in found.choose([seed, seed + 1])}
     assert chosen == {"sum-1", "take-1"}
     assert found.choose([]) == []
-    storage.close()
 
 
-async def test_a_ladder_between_two_levels_does_not_fill_the_log(tmp_path: Path) -> None:
+async def test_a_ladder_between_two_levels_does_not_fill_the_log(storage: Storage) -> None:
     """Nearly all of one level is right, and hardly anything of the next."""
-    storage = Storage(tmp_path / "db")
     found = levels(storage, ("take-1", "take-2"))
     with capture_logs() as logs:
         for _ in range(20 * WINDOW):
@@ -217,24 +219,19 @@ async def test_a_ladder_between_two_levels_does_not_fill_the_log(tmp_path: Path)
             await found.note([verified(family=family, rewards=(reward, reward))])
     assert {each["log_level"] for each in logs} == {"info", "debug"}
     assert sum(each["log_level"] == "info" for each in logs) <= 3
-    storage.close()
 
 
-def test_without_levels_or_for_a_single_one_nothing_is_climbed(tmp_path: Path) -> None:
-    storage = Storage(tmp_path / "db")
+def test_without_levels_or_for_a_single_one_nothing_is_climbed(storage: Storage) -> None:
     assert not levels(storage, FIVE, climbs=False).is_active
     assert not levels(storage, ("gcd", "sum-3", "take-2")).is_active
-    storage.close()
 
 
-def test_the_curve_keeps_its_families_and_has_those_of_other_ladders(tmp_path: Path) -> None:
-    storage = Storage(tmp_path / "db")
+def test_the_curve_keeps_its_families_and_has_those_of_other_ladders(storage: Storage) -> None:
     found = levels(storage, FIVE)
     found._ladders["sum"].level = 2
     assert found.main(()) == ("gcd", "sum-3", "take-1")
     assert found.main(("gcd", "sum-1", "take-1")) == ("gcd", "sum-1", "take-1")
     assert found.sampled_families() == ("sum-3",)
-    storage.close()
 
 
 class _Graded(Host):
@@ -281,7 +278,7 @@ async def test_a_node_climbs_and_goes_on_at_its_level_after_a_restart(world: Wor
         host = _Graded()
         node = world.node(settings, environment=host, climbs=True)
         life = asyncio.create_task(node.run())
-        await asyncio.sleep(60)
+        await asyncio.sleep(15)
         shots.append(node.snapshot())
         judged.append(host.judged)
         node.stop()

@@ -39,21 +39,21 @@ class Life:
         self.mixer = Mixer(mixture_settings(settings), self.tally, self.buffer)
         self.made = 0
 
-    def update(self, offered: int, probe: float | None = None) -> None:
-        """One update with as many own groups as the mixture wants."""
-        for _ in range(self.buffer.mixture.own):
-            self.made += 1
-            assert self.buffer.admit(own_group(self.made), self.made) is None
-        self.tally.offered_by.update(f"peer {number}" for number in range(offered))
-        if probe is not None:
-            self.tally.evals.append(EvalPoint(0.0, self.made, 0.0, probe, None, {}))
-        self.mixer.update()
+    def update(self, offered: int, probe: float | None = None, times: int = 1) -> None:
+        """Updates, each with as many own groups as the mixture wants."""
+        for _ in range(times):
+            for _ in range(self.buffer.mixture.own):
+                self.made += 1
+                assert self.buffer.admit(own_group(self.made), self.made) is None
+            self.tally.offered_by.update(f"peer {number}" for number in range(offered))
+            if probe is not None:
+                self.tally.evals.append(EvalPoint(0.0, self.made, 0.0, probe, None, {}))
+            self.mixer.update()
 
 
 def test_fixed_settings_stay_as_they_are() -> None:
     life = Life(2)
-    for _ in range(20):
-        life.update(offered=50)
+    life.update(offered=50, times=20)
     assert life.buffer.mixture == Mixture(4, 2)
     row = life.tally.mixture
     assert (row.local, row.external, row.adaptive, row.mixed_reward_ratio) == (
@@ -66,14 +66,11 @@ def test_fixed_settings_stay_as_they_are() -> None:
 
 def test_offers_lower_the_own_share_and_their_absence_raises_it() -> None:
     life = Life("auto")
-    for _ in range(30):
-        life.update(offered=0)
+    life.update(offered=0, times=30)
     assert life.buffer.mixture == Mixture(8, 0)
-    for _ in range(40):
-        life.update(offered=20)
+    life.update(offered=20, times=40)
     assert life.buffer.mixture.own <= 2
-    for _ in range(600):
-        life.update(offered=0)
+    life.update(offered=0, times=600)
     assert life.buffer.mixture.own >= 7
 
 
@@ -106,8 +103,7 @@ def test_what_was_offered_before_the_first_update_counts() -> None:
 
 def test_a_backlog_of_peers_groups_is_taken_whatever_the_estimates_say() -> None:
     life = Life("auto")
-    for _ in range(30):
-        life.update(offered=0)
+    life.update(offered=0, times=30)
     assert life.buffer.mixture == Mixture(8, 0)
     for number in range(5):
         answers = [completion([0], versions=[life.made])] * 2
@@ -120,8 +116,7 @@ def test_a_backlog_of_peers_groups_is_taken_whatever_the_estimates_say() -> None
 
 def test_a_resumed_node_does_not_take_an_old_measurement_for_a_fall() -> None:
     before = Life("auto")
-    for _ in range(20):
-        before.update(offered=20, probe=0.5)
+    before.update(offered=20, probe=0.5, times=20)
     after = Life("auto")
     after.tally.evals.append(EvalPoint(0.0, 1, 0.0, 0.1, None, {}, split_version=SPLIT))
     after.mixer.resume(before.mixer.state)
@@ -131,13 +126,11 @@ def test_a_resumed_node_does_not_take_an_old_measurement_for_a_fall() -> None:
 
 def test_reward_on_another_ground_is_no_fall() -> None:
     before = Life("auto")
-    for _ in range(20):
-        before.update(offered=20, probe=0.9)
+    before.update(offered=20, probe=0.9, times=20)
     after = Life("auto")
     after.tally.evals.append(EvalPoint(0.0, 1, 0.9, 0.9, None, {}, split_version=SPLIT - 1))
     after.mixer.resume(before.mixer.state)
-    for _ in range(5):
-        after.update(offered=20, probe=0.4)
+    after.update(offered=20, probe=0.4, times=5)
     assert after.mixer.state.allowance == 1.0
     assert after.mixer.state.probe.slow == pytest.approx(0.4)
 
@@ -161,8 +154,7 @@ def test_the_buffer_takes_only_mixtures_it_is_meant_for() -> None:
 
 def test_a_resumed_controller_goes_on_where_it_was() -> None:
     before = Life("auto")
-    for _ in range(60):
-        before.update(offered=0)
+    before.update(offered=0, times=60)
     assert before.buffer.mixture == Mixture(8, 0)
     saved = msgspec.convert(msgspec.to_builtins(before.mixer.state), MixtureState)
     after = Life("auto")
@@ -192,6 +184,5 @@ def test_a_flood_counts_as_what_this_node_makes_and_not_once_it_teaches_nothing(
     for number in range(60):
         life.buffer.worth.note_own(f"{number % 3}", 0.2)
         life.buffer.worth.note("flood", f"{number % 3}", 0.0)
-    for _ in range(20):
-        life.update(offered=0)
+    life.update(offered=0, times=20)
     assert life.buffer.mixture.own >= 7

@@ -23,8 +23,6 @@ from swarm_node.errors import (
     TransportError,
 )
 from swarm_node.node.loops.node import Node
-from swarm_node.node.loops.node_parts import Parts
-from swarm_node.node.start.assembly import assemble
 from swarm_node.p2p.transports.memory import MemoryTransport
 from swarm_node.policy.experience.batch import Batch
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
@@ -42,13 +40,12 @@ from swarm_node.storage import Storage, StoredGroup
 async def test_a_node_learns_until_its_last_update_and_a_later_one_continues(world: World) -> None:
     async def live(world: World, updates: int) -> Node:
         settings = small_settings(run__max_steps=updates)
-        parts = world.parts(settings)
-        node = assemble(settings, world.memberships[0], parts)
+        node = world.node(settings)
         steps: list[str] = []
         ended = await node.run(on_step=steps.append)
         assert steps == ["tasks", "trainer", "sampler", "network"]
         assert (ended.steps, ended.stored) == (updates, True)
-        assert_closed(world, parts)
+        assert_closed(world, node)
         return node
 
     first = (await live(world, 2)).snapshot()
@@ -111,8 +108,7 @@ async def test_a_node_says_that_it_starts_and_a_stop_meanwhile_ends_it_at_once(
             return await super().start()
 
     settings = small_settings()
-    parts = world.parts(settings, environment=Slow(environment()))
-    node = assemble(settings, world.memberships[0], parts)
+    node = world.node(settings, environment=Slow(environment()))
     running: list[str] = []
     life = asyncio.create_task(node.run(running.extend))
     await asyncio.sleep(5)
@@ -125,7 +121,7 @@ async def test_a_node_says_that_it_starts_and_a_stop_meanwhile_ends_it_at_once(
     assert await life is None
     assert running == []
     assert loop.time() == 5
-    assert_closed(world, parts)
+    assert_closed(world, node)
 
 
 @pytest.mark.parametrize("starts", [False, True], ids=["at its start", "at a restart"])
@@ -143,15 +139,14 @@ async def test_a_stop_does_not_wait_for_a_trainer_that_waits_for_others(
             raise ChildError("another host is gone")
 
     settings = small_settings()
-    parts = world.parts(settings, trainer=Waiting(**world.training(settings)))
-    node = assemble(settings, world.memberships[0], parts)
+    node = world.node(settings, trainer=Waiting(**world.training(settings)))
     life = asyncio.create_task(node.run())
     await asyncio.sleep(100)
     assert node.snapshot().state == ("running" if starts else "starting")
     node.stop()
     await life
     assert loop.time() <= 101
-    assert_closed(world, parts)
+    assert_closed(world, node)
 
 
 @virtual_time
@@ -160,8 +155,7 @@ async def test_a_stop_is_bounded_if_the_trainer_hangs(world: World, loop: Virtua
 
     settings = small_settings()
     inline = InlineTrainer(**world.training(settings))
-    parts = world.parts(settings, trainer=PacedTrainer(inline, 1.0, 1, nothing))
-    node = assemble(settings, world.memberships[0], parts)
+    node = world.node(settings, trainer=PacedTrainer(inline, 1.0, 1, nothing))
     life = asyncio.create_task(node.run())
     await asyncio.sleep(100)
     seen = node.snapshot()
@@ -170,7 +164,7 @@ async def test_a_stop_is_bounded_if_the_trainer_hangs(world: World, loop: Virtua
     await life
     assert loop.time() <= 100 + 20 + 1
     assert any(world.home().glob("checkpoints/*"))
-    assert_closed(world, parts)
+    assert_closed(world, node)
 
 
 Broken = Callable[[World, Path], tuple[dict[str, Any], dict[str, Any]]]
@@ -219,13 +213,12 @@ async def test_a_start_that_fails_half_way_closes_every_part(
 ) -> None:
     flags, changes = broken(world, random_qwen2)
     settings = small_settings(**flags)
-    parts = world.parts(settings, **changes)
     others = world.network.peers()
-    node = assemble(settings, world.memberships[0], parts)
+    node = world.node(settings, **changes)
     with pytest.raises(error):
         await node.run()
     assert world.network.peers() == others
-    assert_closed(world, parts, others)
+    assert_closed(world, node, others)
 
 
 @pytest.mark.parametrize("raised", [TransportError("gone already"), RuntimeError("a bug")])
@@ -238,14 +231,13 @@ async def test_a_part_that_fails_to_close_keeps_none_open(world: World, raised: 
 
     settings = small_settings(run__max_steps=1)
     transport = Sticky(world.network, world.memberships[0].identity)
-    parts = world.parts(settings, transport=transport)
-    node = assemble(settings, world.memberships[0], parts)
+    node = world.node(settings, transport=transport)
     if isinstance(raised, SwarmNodeError):
         await node.run()
     else:
         with pytest.raises(RuntimeError, match="a bug"):
             await node.run()
-    assert_closed(world, parts)
+    assert_closed(world, node)
 
 
 @virtual_time
@@ -280,20 +272,16 @@ async def test_an_error_in_a_loop_ends_the_node_with_that_error(world: World) ->
 
     settings = small_settings()
     storage = Damaged(world.home() / "full.db", wall=world.clock.wall, threads=False)
-    parts = world.parts(settings, storage=storage)
-    node = assemble(settings, world.memberships[0], parts)
+    node = world.node(settings, storage=storage)
     with pytest.raises(HomeError, match="is damaged"):
         await node.run()
-    assert_closed(world, parts)
+    assert_closed(world, node)
 
 
 @virtual_time
 async def test_two_nodes_meet_and_train_on_each_others_groups(world: World) -> None:
     settings = small_settings(experience__external=1)
-    nodes = [
-        assemble(settings, membership, world.parts(settings, index))
-        for index, membership in enumerate(world.memberships)
-    ]
+    nodes = [world.node(settings, index) for index in range(2)]
     lives = [asyncio.create_task(node.run()) for node in nodes]
     await asyncio.sleep(12)
     seen = [node.snapshot() for node in nodes]
@@ -310,8 +298,9 @@ async def test_two_nodes_meet_and_train_on_each_others_groups(world: World) -> N
     await asyncio.gather(*lives)
 
 
-def assert_closed(world: World, parts: Parts, others: Sequence[str] = ()) -> None:
-    """Every part is closed, and the network has `others` alone."""
+def assert_closed(world: World, node: Node, others: Sequence[str] = ()) -> None:
+    """Every part of a node is closed, and the network has `others` alone."""
+    parts = node._parts
     assert world.network.peers() == list(others)
     assert parts.sampler.closed
     assert not (world.home() / "weights").exists()  # the trainer removes it

@@ -21,7 +21,7 @@ from swarm_node.node.loops.openai_requests import (
     SampledChoices,
 )
 from swarm_node.policy.models.text.codec import Codec
-from swarm_node.policy.sampling.sampler import SampleRequest
+from swarm_node.policy.sampling.sampler import Row, SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.messages import remaining_request
 from swarm_node.rollout import Finish
@@ -68,7 +68,6 @@ async def test_an_answer_depends_on_its_request_alone() -> None:
         ]
         assert None not in among
         await finish(guests, [each for each in among if each])
-        assert among[1] is not None
         assert ids(among[1]) == ids(alone)
         assert ids(alone)[0] != ids(alone)[1]
         assert all(len(row) <= 3 * SLICE for row in ids(alone))
@@ -118,7 +117,6 @@ async def test_who_has_left_is_sampled_no_further() -> None:
     async with sampling() as (_, guests):
         answers = guests.ask(asked("long", longest=20 * SLICE), lambda: left)
         other = guests.ask(asked("short"), stays)
-        assert other is not None
         await guests.step()
         left, had = True, len(answers.rows[0].ids)
         await finish(guests, [other])
@@ -130,8 +128,7 @@ async def test_who_has_left_is_sampled_no_further() -> None:
 
 async def test_guests_take_their_share_of_the_time_and_no_more() -> None:
     async with sampling(0.2) as (sampler, guests):
-        answers = guests.ask(asked("long", longest=12 * SLICE), stays)
-        assert answers is not None
+        assert guests.ask(asked("long", longest=12 * SLICE), stays) is not None
         began = time.monotonic()
         for _ in range(6):
             await guests.step()
@@ -145,8 +142,7 @@ async def test_own_requests_are_not_metered_and_wait_for_one_slice_at_most() -> 
         own = asked("own")
         await sampler.sample([own])
         assert sampler.guest_seconds == 0.0
-        answers = guests.ask(asked("guest", longest=30 * SLICE), stays)
-        assert answers is not None
+        assert guests.ask(asked("guest", longest=30 * SLICE), stays) is not None
         ordered: list[str] = []
 
         async def guest() -> None:
@@ -175,7 +171,5 @@ async def test_what_cannot_be_sampled_says_why_and_the_queue_goes_on() -> None:
 @pytest.mark.parametrize(("guest", "priority"), [(False, 0), (True, 1)])
 def test_an_engine_hears_whose_request_it_is(guest: bool, priority: int) -> None:
     request = SampleRequest((1, 2), 1, 1, 4, guest=guest, top_p=0.5, top_logprobs=3)
-    from swarm_node.policy.sampling.sampler import Row
-
     message, _ = remaining_request(request, [Row.empty()])
     assert (message.priority, message.top_p, message.ranked) == (priority, 0.5, 3)

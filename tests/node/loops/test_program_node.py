@@ -8,7 +8,6 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from copy import copy
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -125,8 +124,9 @@ async def test_a_node_trains_on_a_members_groups_and_the_member_draws_the_nodes(
             await published(member, 2, version)
             drawn.extend(await member.draw(2, version, 5.0))
             if drawn and node.snapshot().groups.trained_external:
-                return
-        raise AssertionError(f"drawn {drawn}, {node.snapshot().groups}")
+                break
+        else:
+            raise AssertionError(f"drawn {drawn}, {node.snapshot().groups}")
     taught = {row.peer_id for row in node.snapshot().taught}
     assert taught == {world.memberships[1].identity.peer_id}
     rewards = [each.reward for each in drawn[0].completions]
@@ -297,8 +297,6 @@ async def test_a_task_is_answered_once_and_only_one_that_was_given(world: World)
         unknown = MemberTask("poetry", 1, "?", ())
         with pytest.raises(SwarmNodeError, match="poetry"):
             await one.score(unknown, ["1"])
-        with pytest.raises(CompletionError, match=r"^score.* 64 .* 0"):
-            await one.score(task, [])
 
 
 @virtual_time
@@ -334,12 +332,3 @@ def test_a_foreign_answer_is_encoded_in_own_tokens_and_has_no_log_probs() -> Non
     assert [list(each.token_ids) for each in record.completions] == [ids[0], ids[1][:-1]]
     assert [each.logprobs for each in record.completions] == [None, None]
     assert [each.reward for each in record.completions] == [1.0, 0.0]
-
-
-async def test_a_policy_goes_on_from_its_file(tmp_path: Path) -> None:
-    policy = ProgramPolicy(Home(tmp_path))
-    policy.set_version(7)
-    await policy.checkpoint({"stored": 3})
-    other = ProgramPolicy(Home(tmp_path))
-    assert await other.start() == (tmp_path, 7)
-    assert other.extra == {"stored": 3}

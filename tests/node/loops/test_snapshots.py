@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from io import StringIO
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from in_memory import Sampler, World, small_settings, tiny
-from rich.console import Console
+from in_memory import Sampler, World, living, small_settings, tiny
+from shown_cases import printed
 from virtual import virtual_time
 
 from swarm_node.cli.views.live import Pages
@@ -59,16 +58,13 @@ async def test_times_count_from_the_last_update_and_from_when_the_node_began_to_
     settings = small_settings()
     trainer = PacedTrainer(Timed(**world.training(settings)), 5.0, 3, passed)
     node = world.node(settings, trainer=trainer)
-    life = asyncio.create_task(node.run())
-    await asyncio.sleep(200)
-    shot, began = node.snapshot(), node._running_since
-    assert began is not None
-    assert shot.busy.seconds == world.clock.now() - began <= shot.seconds <= 200
+    async with living(node):
+        await asyncio.sleep(200)
+        shot, began, now = node.snapshot(), node._running_since, world.clock.now()
+    assert shot.busy.seconds == now - began <= shot.seconds <= 200
     assert shot.busy.trainer == pytest.approx(15)
-    assert shot.seconds_since_step == pytest.approx(world.clock.now() - ends[2])
+    assert shot.seconds_since_step == pytest.approx(now - ends[2])
     assert shot.seconds_between_steps == pytest.approx((ends[2] - began) / 3)
-    life.cancel()
-    await asyncio.wait({life})
 
 
 @virtual_time
@@ -77,24 +73,19 @@ async def test_the_owners_names_count_before_those_in_certificates_at_once(world
     slow = [Sampler(tiny().sampler(), 0.1, 0, world.home(index)) for index in range(2)]
     node = world.node(settings, sampler=slow[0], names=lambda: given)
     other = world.node(settings, 1, sampler=slow[1])
-    lives = [asyncio.create_task(each.run()) for each in (node, other)]
-    await asyncio.sleep(8.0)
-    (before,) = node.snapshot().peers
-    assert before.name not in ("", "carol")
-    given[before.issuer_key] = "carol"
-    shot = node.snapshot()
+    async with living(node, other):
+        await asyncio.sleep(8.0)
+        (before,) = node.snapshot().peers
+        assert before.name not in ("", "carol")
+        given[before.issuer_key] = "carol"
+        shot = node.snapshot()
     (row,) = shot.peers
     pages = Pages()
     pages.turn("p")
-    console = Console(file=StringIO(), width=160)
-    console.print(pages.render(shot))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = printed(pages.render(shot), 160)
     assert row.name == "carol"
     assert f"carol {short_id(row.peer_id)}" in " ".join(shown.split()), shown
     assert "(by" not in shown
-    for life in lives:
-        life.cancel()
-    await asyncio.wait(lives)
 
 
 @virtual_time

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from builders import replay_settings
+from light_nodes import shared_state
 
 from swarm_node.clock import SYSTEM_CLOCK, Clock
-from swarm_node.node.loops.node_parts import Shared, Tally
+from swarm_node.node.loops.node_parts import Shared
 from swarm_node.node.loops.peers.violations import recall, suspended_rows, watch
-from swarm_node.p2p.limits.budgets import Effort, Traffic, Wants
+from swarm_node.p2p.limits.budgets import Wants
 from swarm_node.p2p.membership.local_node import LocalNode
 from swarm_node.p2p.peers.liveness import OFFENCE
 from swarm_node.p2p.peers.peers import Directory
-from swarm_node.policy.experience.replay import ReplayBuffer
-from swarm_node.policy.experience.slots import Slots
 from swarm_node.simulation.seeded import Seeded
 
 OWN = "me"
@@ -21,18 +19,9 @@ OWN = "me"
 
 @pytest.fixture
 def shared() -> Shared:
-    buffer, issuer = ReplayBuffer(replay_settings()), "one ticket for all".format
-    wants = Wants(16.0, 4096, 1.0)
     own = Seeded(0).memberships(1)[0]
-    return Shared(
-        local=LocalNode.of(own.identity, own.swarm, SYSTEM_CLOCK),
-        tally=Tally(),
-        wants=wants,
-        traffic=Traffic(wants, issuer),
-        effort=Effort(1.0, issuer),
-        buffer=buffer,
-        slots=Slots(buffer, 8),
-    )
+    local = LocalNode.of(own.identity, own.swarm, SYSTEM_CLOCK)
+    return shared_state(local, "one ticket for all".format, Wants(16.0, 4096, 1.0))
 
 
 def _clock(now: float, wall: float) -> Clock:

@@ -9,7 +9,6 @@ import pytest
 from builders import ROOT
 
 from swarm_node.node.metrics.history import (
-    CHARTS,
     GroupCounts,
     HistoryRow,
     UpdateRow,
@@ -17,7 +16,6 @@ from swarm_node.node.metrics.history import (
 )
 from swarm_node.node.metrics.snapshot import (
     EvalPoint,
-    LevelRow,
     MixtureRow,
     PeerRow,
     Snapshot,
@@ -78,8 +76,6 @@ def test_the_page_asks_for_fields_that_there_are() -> None:
         known = {field for kind in kinds for field in kind.__struct_fields__}
         assert asked
         assert asked <= known, name
-    rows = {*FIELDS[HistoryRow], *LevelRow.__struct_fields__}
-    assert {name for lines in CHARTS.values() for name in lines.values()} <= rows
     (work,) = re.findall(r"const \{ (sampler, .*) \} = work;", page)
     assert {one.split(":")[0] for one in work.split(", ")} == set(WorkRow.__struct_fields__)
 

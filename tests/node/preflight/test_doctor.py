@@ -10,7 +10,6 @@ from fits import fit
 from machines import LAPTOP, NO_GPU, NOW, settings_of
 
 from swarm_node.cli.verbs.plan import shape_of
-from swarm_node.config import load_settings
 from swarm_node.errors import MachineError
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import (
@@ -73,6 +72,7 @@ def test_a_start_and_doctor_judge_alike(facts: Facts, model: str) -> None:
 
 NO_TORCH_GPU = replace(PC, torch=Torch("2.13.0+cpu", None), probe=NO_GPU)
 OLD_DRIVER = replace(PC, card=CARD._replace(driver="535.104", cuda=(12, 2)), probe=NO_GPU)
+DARWIN = replace(LAPTOP, system="Darwin", torch=Torch("2.13.0", None))
 NO_ANSWER = replace(LAPTOP, smi_fault="couldn't communicate with the NVIDIA driver")
 EXPIRED = Paper(None, "this ticket expired on 2026-01-01: ask for a new one")
 ENDED = replace(LAPTOP, membership=Paper(NOW - DAY))
@@ -91,7 +91,7 @@ def of_vllm(version: str, torch: str) -> Facts:
     [
         (LAPTOP, {}, {}),
         (PC, {}, {}),
-        (replace(LAPTOP, system="Darwin", torch=Torch("2.13.0", None), shared_memory=None), {}, {}),
+        (replace(DARWIN, shared_memory=None), {}, {}),
         (replace(LAPTOP, python=(3, 10)), {}, {"python": "error"}),
         (replace(LAPTOP, now=0.0), {}, {"clock": "error"}),
         (replace(LAPTOP, synchronized=False), {}, {"clock": "warning"}),
@@ -106,6 +106,11 @@ def of_vllm(version: str, torch: str) -> Facts:
         (LAPTOP, {"run__device": "cuda"}, {"gpu": "error"}),
         (PC, {"run__device": "cuda:3"}, {"device": "error"}),
         (replace(PC, vllm=FOR_CPU), {"sampling__engine": "torch"}, {}),
+        (
+            replace(PC, vllm=FOR_CPU),
+            {"model": "tiny", "sampling__engine": "vllm"},
+            {"sampler": "error"},
+        ),
         (replace(PC, compiler=None), {"sampling__engine": "torch"}, {}),
         (of_vllm("0.32.0", "2.13.0"), {}, {}),
         (of_vllm("0.32.0", "2.12.1"), {}, {"sampler": "error"}),
@@ -154,14 +159,7 @@ def test_adapters_need_no_shared_memory(seen: Seen, vllm: VllmBuild | None) -> N
         (PC, {}, "gpu", "ok", ["RTX 4070", "580.65", "CUDA 13.0"], []),
         (PC, {}, "sampler", "ok", ["vllm 0.32.0"], []),
         (PC, {}, "model", "ok", ["LoRA", "32"], []),
-        (
-            replace(LAPTOP, system="Darwin", torch=Torch("2.13.0", None)),
-            {},
-            "gpu",
-            "ok",
-            ["Apple"],
-            [],
-        ),
+        (DARWIN, {}, "gpu", "ok", ["Apple"], []),
         (
             LAPTOP,
             {"network__backend": "libp2p"},
@@ -253,13 +251,6 @@ def test_what_nobody_asks_for_is_not_judged() -> None:
     assert "environment" not in judged(bare, environment__name="jsonl")
 
 
-def test_a_vllm_for_cpus_that_is_asked_for_on_a_gpu_is_an_error() -> None:
-    shape = shape_of("tiny")
-    settings = for_model(settings_of(sampling__engine="vllm"), shape)
-    forced = examine(replace(PC, vllm=FOR_CPU), settings, shape)
-    assert [item.subject for item in forced if item.level == "error"] == ["sampler"]
-
-
 @pytest.mark.parametrize(("model", "why"), [("tiny", "float32"), ("qwen2.5-3b", "does not fit")])
 def test_a_vllm_that_is_right_but_not_taken_needs_no_remedy(model: str, why: str) -> None:
     """A new installation would change nothing."""
@@ -299,10 +290,3 @@ def test_errors_refuse_a_start_with_their_remedies_and_warnings_do_not() -> None
     with pytest.raises(MachineError, match=r"clock.*tcp/80.*--listen"):
         refuse(examine(facts, settings, shape))
     refuse(examine(replace(LAPTOP, synchronized=False), settings, shape))
-
-
-@pytest.mark.parametrize("installed", [False, True])
-def test_four_bits_are_judged_by_whether_their_library_is_there(installed: bool) -> None:
-    settings = load_settings({"training.base": "nf4", "training.lora_rank": 8}, environ={})
-    machine = machine_of(replace(LAPTOP, bitsandbytes=installed), settings)
-    assert machine.bitsandbytes == installed

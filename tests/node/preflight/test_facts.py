@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -14,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from machines import put_smi_first
 
 from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.config import load_settings
@@ -62,15 +61,6 @@ else:
 
 
 LISTEN = ["/ip4/0.0.0.0/tcp/0"]
-
-
-def put_first(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program nvidia-smi that is found before any other."""
-    program = path / "nvidia-smi"
-    program.write_text(text)
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", f"{path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def test_this_machine_is_described_and_nothing_is_written(tmp_path: Path) -> None:
@@ -138,7 +128,7 @@ def test_an_installation_without_torch_is_a_fact(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_card_is_described_by_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_first(tmp_path, SMI, monkeypatch)
+    put_smi_first(tmp_path, SMI, monkeypatch)
     card, fault = find_card(0)
     assert fault == ""
     assert (card.driver, card.cuda) == ("535.104.05", (12, 2))
@@ -188,14 +178,14 @@ def test_the_probe_computes_on_a_gpu_and_shares_its_memory() -> None:
 
 
 def test_a_driver_that_is_silent_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_first(tmp_path, "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n", monkeypatch)
+    put_smi_first(tmp_path, "#!/bin/sh\necho 'NVIDIA-SMI has failed'\nexit 9\n", monkeypatch)
     assert find_card(0)[1].startswith("NVIDIA-SMI")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert find_card(0)[1].startswith("CUDA_VISIBLE_DEVICES")
 
 
 def test_a_driver_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put_first(tmp_path, "#!/bin/sh\nexec sleep 60\n", monkeypatch)
+    put_smi_first(tmp_path, "#!/bin/sh\nexec sleep 60\n", monkeypatch)
     monkeypatch.setattr("swarm_node.node.preflight.facts._SMI_SECONDS", 0.2)
     card, fault = find_card(0)
     assert card is None

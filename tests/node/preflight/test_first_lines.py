@@ -6,13 +6,11 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import structlog
 from fits import fit
 
 from swarm_node.cli.verbs.plan import shape_of
@@ -32,13 +30,6 @@ from swarm_node.policy.sampling.vllm.engine import VllmBuild
 from swarm_node.program.logs import set_up_logging
 
 GIB = 1 << 30
-
-
-@pytest.fixture
-def logging() -> Iterator[None]:
-    set_up_logging(verbose=False)
-    yield
-    structlog.reset_defaults()
 
 
 def lines_of(facts: Facts, **flags: Any) -> dict[str, Line]:
@@ -105,9 +96,7 @@ def test_a_node_on_a_card_says_the_plan_and_why_its_engine(tmp_path: Path) -> No
     assert "preset long" in lines["tasks"].text
 
 
-def test_programs_get_an_object_a_line(
-    logging: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_programs_get_an_object_a_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     told = io.StringIO()
     monkeypatch.setattr(sys, "stderr", told)
     set_up_logging(verbose=False, log_format="json")

@@ -22,13 +22,12 @@ from swarm_node.cli.main import app
 from swarm_node.cli.verbs.plan import shape_of
 from swarm_node.config import load_settings
 from swarm_node.errors import ConfigError, ModelError
-from swarm_node.node.home.home import Home
 from swarm_node.node.preflight.defaults import for_model
 from swarm_node.node.preflight.doctor import Finding, examine, machine_of
 from swarm_node.node.preflight.facts import Card, Facts, Torch
 from swarm_node.node.preflight.facts_file import FactsFile, read_facts, to_stored
 from swarm_node.node.preflight.probe import Answer, Seen, classify
-from swarm_node.node.start.derive import resolve_start, trainer_settings
+from swarm_node.node.start.derive import trainer_settings
 from swarm_node.policy.placement import Precision, ProductTimes
 from swarm_node.policy.planning.fit import Decision, GpuMemory
 from swarm_node.policy.sampling.vllm.engine import VllmBuild
@@ -193,16 +192,6 @@ def test_the_heads_that_attention_repeats_are_counted(
     assert not on_cpu.job.repeats_heads
 
 
-def test_a_start_has_what_was_decided(tmp_path: Path) -> None:
-    facts = machine("T4", 16, shares=False)
-    given = load_settings({"model": "qwen2.5-1.5b"}, environ={})
-    shape = known("qwen2.5-1.5b")
-    start = resolve_start(given, {}, Home(tmp_path), [], shape, machine_of(facts, given))
-    assert start.fit == decided(facts, "qwen2.5-1.5b").fit
-    made = trainer_settings(start.settings, start.fit)
-    assert (made.device, made.dtype, made.published) == ("cuda:0", "float16", "adapter")
-
-
 @pytest.mark.parametrize("name", ["GTX 1080", "V100"])
 def test_a_card_before_turing_is_named_at_once_and_the_cpu_is_taken(name: str) -> None:
     facts = machine(name, 16, main=64)
@@ -239,6 +228,8 @@ def test_a_card_of_8_gb_without_sharing_trains_1_5_billion_in_four_bits() -> Non
 def test_turing_cards_are_planned_in_float16(name: str, gib: float) -> None:
     found = decided(machine(name, gib), "qwen2.5-1.5b").fit
     assert found.placement.products == found.training.dtype == "float16"
+    made = trainer_settings(load_settings({}, environ={}), found)
+    assert (made.device, made.dtype) == ("cuda:0", "float16")
     assert "in float16" in found.plan.describe()
     same = decided(machine("RTX 4090", gib), "qwen2.5-1.5b").fit
     # What is recomputed begins with numbers of four bytes.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
+from machines import put_smi_first
 
 from swarm_node.node.preflight.probe import GpuMemory, gpu_memory
 
@@ -34,11 +34,7 @@ def test_the_card_with_the_least_free_memory_of_those_asked_for_counts(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(PROGRAM)
-    program.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    put_smi_first(tmp_path, PROGRAM, monkeypatch)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     expected = None if free is None else GpuMemory(free << 20, 24000 << 20)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from trained_homes import TINY, trained_home
 from typer.testing import CliRunner
 
@@ -39,12 +37,6 @@ def foreign(trained: Path) -> Path:
     return place
 
 
-@pytest.fixture
-def own_logging() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
-
-
 def both(home: Path, options: list[str]) -> tuple[int, dict[str, str], int, str]:
     """Exit code of `doctor` and its errors by subject; exit code of `join` and its words."""
     common = ["--home", str(home), "--device", "cpu", *options]
@@ -69,7 +61,7 @@ def both(home: Path, options: list[str]) -> tuple[int, dict[str, str], int, str]
     ],
 )
 def test_doctor_marks_the_setting_that_join_refuses(
-    trained: Path, own_logging: None, subject: str, key: str, value: str
+    trained: Path, subject: str, key: str, value: str
 ) -> None:
     before = sorted(trained.rglob("*"))
     examined, errors, joined, said = both(trained, ["--set", f"{key}={value}"])
@@ -80,9 +72,7 @@ def test_doctor_marks_the_setting_that_join_refuses(
 
 
 @pytest.mark.parametrize("lacks", ["tokenizer.json", "model.safetensors", "config.json"])
-def test_doctor_marks_the_model_that_join_refuses(
-    tmp_path: Path, own_logging: None, lacks: str
-) -> None:
+def test_doctor_marks_the_model_that_join_refuses(tmp_path: Path, lacks: str) -> None:
     model = tmp_path / "model"
     shutil.copytree(TINY, model)
     (model / lacks).unlink()
@@ -92,7 +82,7 @@ def test_doctor_marks_the_model_that_join_refuses(
     assert not (tmp_path / "home").exists()
 
 
-def test_doctor_marks_the_game_that_join_refuses(tmp_path: Path, own_logging: None) -> None:
+def test_doctor_marks_the_game_that_join_refuses(tmp_path: Path) -> None:
     games = ["--model", "tiny-talk", "--set", "environment.name=games"]
     chosen = ["--set", 'environment.families=["guss"]']
     examined, errors, joined, said = both(tmp_path / "home", [*games, *chosen])
@@ -100,9 +90,7 @@ def test_doctor_marks_the_game_that_join_refuses(tmp_path: Path, own_logging: No
     assert errors["environment"] in said
 
 
-def test_doctor_marks_questions_that_are_all_too_long_for_the_model(
-    tmp_path: Path, own_logging: None
-) -> None:
+def test_doctor_marks_questions_that_are_all_too_long_for_the_model(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     text = "".join(f'{{"question": "{number} is {"long " * 900}?", "answer": "{number}"}}\n'
                    for number in range(20))  # fmt: skip
@@ -116,7 +104,7 @@ def test_doctor_marks_questions_that_are_all_too_long_for_the_model(
     assert "context" not in CliRunner().invoke(app, fitting).stdout
 
 
-def test_doctor_marks_the_state_that_join_refuses(foreign: Path, own_logging: None) -> None:
+def test_doctor_marks_the_state_that_join_refuses(foreign: Path) -> None:
     examined, errors, joined, said = both(foreign, [])
     assert (examined, joined) == (1, 1)
     assert errors["checkpoints"] in said

@@ -5,12 +5,11 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
-import structlog
+from machines import put_smi_first
 from structlog.testing import capture_logs
 from trained_homes import trained_home
 
@@ -105,15 +104,7 @@ def test_a_ticket_is_read_from_regular_files_and_standard_input_only(
         ticket_text(_settings(tmp_path, "@-"))
 
 
-@pytest.fixture
-def own_logging() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
-
-
-def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
-    tmp_path: Path, own_logging: None
-) -> None:
+def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
@@ -141,7 +132,6 @@ def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(
 )
 def test_an_environment_a_preset_and_a_family_are_refused_before_anything_is_printed(
     tmp_path: Path,
-    own_logging: None,
     capsys: pytest.CaptureFixture[str],
     key: str,
     value: object,
@@ -162,7 +152,7 @@ def test_an_environment_a_preset_and_a_family_are_refused_before_anything_is_pri
     ],
 )
 def test_a_model_that_cannot_play_the_dialogues_is_refused_before_a_swarm_is_founded(
-    tmp_path: Path, own_logging: None, flags: dict[str, object], error: type[Exception], told: str
+    tmp_path: Path, flags: dict[str, object], error: type[Exception], told: str
 ) -> None:
     home = tmp_path / "home"
     given = {"home": home, "environment.name": "games", "run.device": "cpu", **flags}
@@ -172,7 +162,7 @@ def test_a_model_that_cannot_play_the_dialogues_is_refused_before_a_swarm_is_fou
 
 
 def test_a_home_in_use_is_refused_before_anything_is_printed(
-    tmp_path: Path, own_logging: None, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = {"home": tmp_path, "run.device": "cpu"}
     with Home(tmp_path).lock(), pytest.raises(HomeError, match="already running"):
@@ -180,7 +170,7 @@ def test_a_home_in_use_is_refused_before_anything_is_printed(
     assert "device CPU" not in capsys.readouterr().out
 
 
-def test_a_wrong_remembered_value_says_how_to_forget_it(tmp_path: Path, own_logging: None) -> None:
+def test_a_wrong_remembered_value_says_how_to_forget_it(tmp_path: Path) -> None:
     home = {"home": tmp_path}
     set_remembered(tmp_path, {"environment.options.preset": "shrot", "run.seed": 1})
     sources = Sources(home, {}, with_home=True)
@@ -189,9 +179,7 @@ def test_a_wrong_remembered_value_says_how_to_forget_it(tmp_path: Path, own_logg
     assert "run.seed" not in str(told.value)
 
 
-def test_a_model_that_moved_is_not_forgotten_where_it_was_trained(
-    tmp_path: Path, own_logging: None
-) -> None:
+def test_a_model_that_moved_is_not_forgotten_where_it_was_trained(tmp_path: Path) -> None:
     place = tmp_path / "home"
     Home(place).found_swarm("team", time.time())
     set_remembered(place, {"model": str(tmp_path / "gone.gguf")})
@@ -225,17 +213,14 @@ def test_a_lost_service_manager_is_logged(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_gpu_that_torch_cannot_use_is_refused_with_the_reason(
-    tmp_path: Path, own_logging: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("torch sees a GPU")
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'RTX 4070, 470.57'\necho 'CUDA Version : 11.4'\n")
-    program.chmod(0o700)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    said = "#!/bin/sh\necho 'RTX 4070, 470.57'\necho 'CUDA Version : 11.4'\n"
+    put_smi_first(tmp_path, said, monkeypatch)
     settings = load_settings({"home": tmp_path / "home", "run.device": "cuda"}, environ={})
     with pytest.raises(MachineError, match=r"470\.57 \(CUDA 11\.4\).*torch"):
         join_swarm(settings, Sources({}))

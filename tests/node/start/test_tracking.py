@@ -46,7 +46,6 @@ async def test_it_logs_until_the_node_ends_also_the_last_rows(tmp_path: Path) ->
     metrics = MetricsFile(home.metrics)
     metrics.append(row(0))
     tracker = make_tracker("tensorboard", home)
-    assert tracker is not None
     async with asyncio.timeout(120), asyncio.TaskGroup() as group:
         step = group.create_task(tracker.step())
         while _steps(home.runs) != [0]:  # noqa: ASYNC110
@@ -63,12 +62,10 @@ async def test_one_that_fails_is_told_and_leaves_the_node_alone(tmp_path: Path) 
     home = _home(tmp_path / "home")
     home.runs.write_text("a file where a directory should be")
     tracker = make_tracker("tensorboard", home)
-    assert tracker is not None
     with pytest.raises(TrackerError, match="tensorboard ended with exit code 1") as raised:
         await asyncio.wait_for(tracker.step(), 120)
     assert str(home.runs) in str(raised.value)
     decision = decide(raised.value, 0)
-    assert decision is not None
     assert decision.part == "tracker"
     with pytest.raises(TimeoutError):  # it is not started again at once
         await asyncio.wait_for(tracker.step(), 1)
