@@ -157,17 +157,6 @@ async def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(
     )
 
 
-@in_swarm()
-async def test_a_peer_that_forgot_us_is_greeted_again(
-    network: MemoryNetwork, alice: Side, bob: Side
-) -> None:
-    assert await bob.fetch() == []
-    assert alice.members.is_member(bob.peer_id)
-    alice.members._entries.clear()
-    await alice.publish(0)
-    assert len(await bob.fetch()) == 1
-
-
 @in_swarm(1)
 async def test_who_does_not_answer_is_not_met(network: MemoryNetwork, alice: Side) -> None:
     alice.exchange.discovery.name([_nowhere()])

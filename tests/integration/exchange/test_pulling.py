@@ -60,15 +60,6 @@ async def test_a_group_announced_as_too_large_or_too_long_is_not_even_pulled(
 
 
 @in_swarm()
-async def test_nothing_is_kept_of_a_pull_that_ended(
-    network: MemoryNetwork, alice: Side, bob: Side
-) -> None:
-    await alice.publish(0, 1)
-    assert len(await bob.fetch()) == 2
-    assert not bob.exchange.puller._pulling
-
-
-@in_swarm()
 async def test_the_only_peer_is_asked_for_all_that_is_wanted_at_once(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
@@ -236,6 +227,7 @@ async def test_pulls_under_way_take_their_slots(
         assert puller.on_offer(lambda _: 3) == 1
         assert puller.on_offer(lambda _: 1) == 0  # as after a batch that shrank
         go_on.set()
+    assert not puller._pulling
 
 
 @in_swarm(3)

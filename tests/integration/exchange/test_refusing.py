@@ -22,10 +22,9 @@ from exchange_sides import (
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.splits.seeds import held_out_seed
-from swarm_node.errors import NotServedError, SlowTaskError
+from swarm_node.errors import SlowTaskError
 from swarm_node.p2p.transports.memory import MemoryNetwork
 from swarm_node.p2p.wire.envelope import Kind, content_id, seal
-from swarm_node.p2p.wire.protocols import LIST
 from swarm_node.rollout import PolicyRef, RolloutGroup, TaskRef
 
 
@@ -231,19 +230,6 @@ async def test_a_number_far_ahead_in_a_log_is_a_lie(
     assert await bob.fetch() == []
     assert bob.rejected == {"sequence": 1}
     assert bob.directory.cut(mallory.peer_id, SYSTEM_CLOCK.now()) > 0
-
-
-@in_swarm()
-async def test_a_protocol_that_is_not_served_is_counted_and_blames_nobody(
-    network: MemoryNetwork, lacking: Side, bob: Side
-) -> None:
-    del lacking.transport._handlers[LIST]
-    with pytest.raises(NotServedError):
-        await bob.transport.request(lacking.peer_id, LIST, b"")
-    await bob.list_some(8, 64)
-    assert bob.rejected == {"not_served": 1}
-    peer = bob.directory.get(lacking.peer_id)
-    assert (peer.standing.offences, peer.retry.failures) == (0, 0)
 
 
 @pytest.mark.parametrize(
