@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import random
 import signal
 import socket
 import stat
@@ -18,7 +17,7 @@ from unittest.mock import AsyncMock, Mock
 import psutil
 import pytest
 from sites.faults import FaultProxy
-from transports import ECHO, PATIENT, echo, running, until
+from transports import ECHO, PATIENT, echo, hivemind, running, until
 
 from swarm_node.errors import RefusedError, TransportError
 from swarm_node.p2p.addresses.addresses import Address, unused_port
@@ -31,10 +30,7 @@ HOLD = "/swarm-node/hold/1"
 
 
 def transport(home: Path, **settings: Any) -> HivemindTransport:
-    identity = Identity.generate()
-    common = {"swarm_id": bytes(32), "secret": b"the secret of this swarm"}
-    listening = {"listen": ["/ip4/127.0.0.1/tcp/0"], "state_dir": home / identity.peer_id}
-    made = HivemindTransport(identity, rng=random.Random(0), **{**common, **listening, **settings})
+    made = hivemind(home, **settings)
     made.serve(ECHO, echo)
     return made
 

@@ -17,12 +17,11 @@ from typing import Any
 import psutil
 import pytest
 from builders import ROOT
-from transports import ECHO, PATIENT, SIZED, echo, running, sized
+from transports import ECHO, PATIENT, SIZED, echo, hivemind, running, sized
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.reach.address_check import knock
-from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.transports.libp2p import daemon
 from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.wire.identity import Identity
@@ -49,20 +48,6 @@ def transport(**settings: Any) -> Libp2pTransport:
     chosen = {"listen": LISTEN, "rng": random.Random(0), **settings}
     identity = chosen.pop("identity", None) or Identity.generate()
     made: Libp2pTransport = prepared(Libp2pTransport(identity, **chosen))
-    return made
-
-
-def hivemind_transport(home: Path) -> HivemindTransport:
-    made: HivemindTransport = prepared(
-        HivemindTransport(
-            Identity.generate(),
-            swarm_id=bytes(32),
-            secret=b"the secret of this swarm",
-            listen=LISTEN,
-            state_dir=home,
-            rng=random.Random(0),
-        )
-    )
     return made
 
 
@@ -209,7 +194,7 @@ async def test_connections_of_a_few_places_that_say_nothing_keep_nobody_out() ->
 
 @pytest.mark.slow(reason="four starts of daemons, two of which import py-libp2p")
 async def test_nodes_of_both_stacks_ask_each_other(tmp_path: Path) -> None:
-    one, other = transport(), hivemind_transport(tmp_path)
+    one, other = transport(), prepared(hivemind(tmp_path))
     for dials, dialled in ((one, other), (other, one)):
         async with running(one, other):
             await dials.dial(dialled.addresses())

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from transports import ECHO, PATIENT, SIZED, echo, running, sized
+from transports import ECHO, PATIENT, SIZED, echo, hivemind, running, sized
 from transports import until as holds
 
 from swarm_node.errors import NotServedError, TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
-from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.transports.streams import StreamTransport
@@ -61,14 +60,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Factory:
         return lambda identity: Libp2pTransport(
             identity, listen=["/ip4/127.0.0.1/tcp/0"], rng=random.Random(0)
         )
-    return lambda identity: HivemindTransport(
-        identity,
-        swarm_id=bytes(32),
-        secret=b"secret" * 6,
-        listen=["/ip4/127.0.0.1/tcp/0"],
-        state_dir=tmp_path / identity.peer_id,
-        rng=random.Random(0),
-    )
+    return lambda identity: hivemind(tmp_path, identity)
 
 
 def prepared(make: Factory, identity: Identity | None = None) -> Transport:
