@@ -126,12 +126,14 @@ class Side:
         judged = await self.environment.score(ref, texts)
         return LocalGroup(make_group(ref, texts, judged.rewards), judged.prompt)
 
-    async def publish(self, *indices: int) -> None:
+    async def publish(self, *indices: int) -> list[VerifiedGroup]:
         """Publish a group of a right and a wrong answer for each of these tasks."""
+        published: list[VerifiedGroup] = []
         for index in indices:
             right = await right_answer(self, self.task(index))
             made = await self.group([right, "wrong"], index=index)
-            await self.exchange.publisher.publish([made], 0)
+            published += await self.exchange.publisher.publish([made], 0)
+        return published
 
     async def list_some(self, count: int, wanted: int) -> int:
         """List `count` peers at once. Returns how many new offers they state, listed or not."""
@@ -238,11 +240,18 @@ async def announce_raw(
     side.transport._handlers[PULL] = pulled
 
 
-async def announce_changed(side: Side, group: RolloutGroup, seq: int = 1) -> None:
-    """Announce and send a group that an honest node would not make."""
-    body = pack_group(group, epoch=side.storage.epoch, seq=seq, created_ms=0)
+async def announce_changed(
+    side: Side,
+    group: RolloutGroup,
+    seq: int = 1,
+    sent: RolloutGroup | None = None,
+    **changes: Any,
+) -> None:
+    """Announce and send a group that an honest node would not make, or send another one than is
+    announced. `changes` are fields of the announcement."""
+    body = pack_group(sent or group, epoch=side.storage.epoch, seq=seq, created_ms=0)
     sealed = seal(side.membership.identity, side.membership.swarm.swarm_id, Kind.ROLLOUT, body)
-    await announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=seq)
+    await announce_raw(side, group, sealed, epoch=side.storage.epoch, seq=seq, **changes)
 
 
 def larger(group: RolloutGroup) -> RolloutGroup:

@@ -9,6 +9,7 @@ import random
 import sqlite3
 import stat
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -54,6 +55,13 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "node.db"
 
 
+@pytest.fixture
+def storage(path: Path) -> Iterator[Storage]:
+    storage = Storage(path)
+    yield storage
+    storage.close()
+
+
 def test_a_log_is_listed_in_order_from_where_the_reader_is(path: Path) -> None:
     storage = Storage(path, wall=lambda: 1_700_000_000.25)
     assert storage.epoch == 1_700_000_000_250
@@ -71,8 +79,7 @@ def test_a_log_is_listed_in_order_from_where_the_reader_is(path: Path) -> None:
     storage.close()
 
 
-def test_publishing_is_all_or_nothing_and_leaves_no_gap(path: Path) -> None:
-    storage = Storage(path)
+def test_publishing_is_all_or_nothing_and_leaves_no_gap(storage: Storage) -> None:
     publish(storage, 1)
     good = group(storage.epoch, 2)
     for bad in (group(storage.epoch + 1, 3), group(storage.epoch, 4), group(storage.epoch, 2)):
@@ -81,11 +88,9 @@ def test_publishing_is_all_or_nothing_and_leaves_no_gap(path: Path) -> None:
         assert storage.head() == 1
         assert storage.blob(good.id) is None
     assert [row.seq for row in publish(storage, 2)] == [2, 3]
-    storage.close()
 
 
-def test_a_group_and_its_window_are_accepted_together_and_once(path: Path) -> None:
-    storage = Storage(path)
+def test_a_group_and_its_window_are_accepted_together_and_once(storage: Storage) -> None:
     row, window = received(5)
     assert storage.accept(row, window)
     later = WindowRow(window.author, 9, 6, bytes(128))
@@ -98,27 +103,6 @@ def test_a_group_and_its_window_are_accepted_together_and_once(path: Path) -> No
         storage.accept(received(7)[0], broken)
     assert storage.blob(received(7)[0].id) is None
     assert storage.windows() == [later]
-    storage.close()
-
-
-def test_everything_is_there_after_reopening(path: Path) -> None:
-    storage = Storage(path, wall=lambda: 1000.0)
-    own = publish(storage, 2)
-    other, window = received(1)
-    storage.accept(other, window)
-    assert storage.advance("tasks", 8) == 0
-    assert storage.advance("tasks", 3) == 8
-    storage.remember_peers([KnownPeer("peer", ("/ip4/10.0.0.1/tcp/1",), 900.0)])
-    before = storage.epoch, storage.live(1), storage.windows(), storage.known_peers(5)
-    assert before[1] == [*own, other]
-    storage.close()
-
-    storage = Storage(path, wall=lambda: 2000.0)
-    after = storage.epoch, storage.live(1), storage.windows(), storage.known_peers(5)
-    assert after == before
-    assert (storage.counter("tasks"), storage.counter("other"), storage.head()) == (11, 0, 2)
-    assert storage.known_peers(5)[0].addresses == ("/ip4/10.0.0.1/tcp/1",)
-    storage.close()
 
 
 def test_a_new_database_starts_a_greater_epoch(tmp_path: Path) -> None:
@@ -171,20 +155,17 @@ def test_layout_5_has_these_columns(path: Path) -> None:
 
 
 def test_the_windows_of_the_authors_marked_last_are_kept(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("swarm_node.storage.MAX_AUTHORS", 3)
-    storage = Storage(path)
     for seq, author in enumerate("abcda", start=1):
         storage.accept(*received(seq, author))
     storage.save_window(WindowRow("b", 9, 9, bytes(128)))
     storage.prune(keep_log=4)
     assert [row.author for row in storage.windows()] == ["d", "a", "b"]
-    storage.close()
 
 
-def test_a_damaged_row_is_set_aside_and_counted(path: Path) -> None:
-    storage = Storage(path)
+def test_a_damaged_row_is_set_aside_and_counted(storage: Storage) -> None:
     first, second, third = publish(storage, 3)
     storage.remember_peers([KnownPeer("good", (), 1.0), KnownPeer("bad", (), 2.0)])
     for statement in (
@@ -200,7 +181,6 @@ def test_a_damaged_row_is_set_aside_and_counted(path: Path) -> None:
     assert len(storage.known_peers(5)) == 1
     assert storage.blob(first.id) is storage.blob(second.id) is None
     assert storage.faults == {"storage": 3}
-    storage.close()
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1000.0, 2000.0])
@@ -224,44 +204,18 @@ def test_a_greater_epoch_begins_with_an_empty_log(path: Path, seconds: float) ->
     storage.close()
 
 
-def test_used_up_and_retired_groups_are_not_live_but_still_served(path: Path) -> None:
-    storage = Storage(path)
-    a, b, c = publish(storage, 3)
-    storage.record_use([a.id, b.id])
-    storage.record_use([a.id])
-    storage.retire([c.id])
-    assert [(row.id, row.uses) for row in storage.live(2)] == [(b.id, 1)]
-    assert [(row.id, row.uses) for row in storage.live(3)] == [(a.id, 2), (b.id, 1)]
-    assert storage.live(1) == []
-    assert storage.blob(a.id)
-    assert storage.blob(c.id)
-    storage.record_use([])
-    storage.record_use([b"forgotten"])
-    storage.close()
-
-
-def test_pruning_keeps_the_newest_and_every_window(path: Path) -> None:
-    storage = Storage(path)
-    own = publish(storage, 10)
+def test_pruning_keeps_the_newest_that_fit(storage: Storage) -> None:
+    publish(storage, 10)
     others = [received(seq) for seq in range(1, 9)]
     for row, window in others:
         storage.accept(row, window)
-    storage.prune(keep_log=4, keep_received=3)
-    assert len(storage.announcements(storage.epoch, 0, 100)[3]) == 4
-    kept = {row.seq for row in own if storage.blob(row.id)}
-    assert kept == {7, 8, 9, 10}
-    assert {row.seq for row, _ in others if storage.blob(row.id)} == {6, 7, 8}
-    assert storage.windows() == [others[-1][1]]
-    assert storage.head() == 10
     storage.prune(keep_log=4, keep_received=3, max_bytes=2 * len(others[0][0].blob))
     assert {row.seq for row, _ in others if storage.blob(row.id)} == {7, 8}
     assert storage.announcements(storage.epoch, 0, 100) == (storage.epoch, 10, 0, ())
     assert [row.seq for row in publish(storage, 1)] == [11]
-    storage.close()
 
 
-def test_the_file_stops_growing_when_it_is_pruned(path: Path) -> None:
-    storage = Storage(path)
+def test_the_file_stops_growing_when_it_is_pruned(storage: Storage, path: Path) -> None:
     sizes = []
     for _ in range(6):
         for _ in range(10):
@@ -275,7 +229,6 @@ def test_the_file_stops_growing_when_it_is_pruned(path: Path) -> None:
             storage.prune(keep_log=50)
         sizes.append(path.stat().st_size)
     assert sizes[-1] <= 1.2 * sizes[2]
-    storage.close()
 
 
 def _fields(row: StoredGroup) -> dict[str, object]:
@@ -290,6 +243,8 @@ def test_anchors_then_peers_seen_last_are_known_first_and_all_are_bounded(
     addresses = tuple(f"/ip4/10.0.0.1/tcp/{port}" for port in range(100))
     peers = [KnownPeer(f"peer {i}", addresses, float(i), "issuer", i % 3) for i in range(25)]
     storage.remember_peers([*peers, KnownPeer("anchor", addresses, 20.5, anchor=True)])
+    storage.close()
+    storage = Storage(path)
     known = storage.known_peers(10_000)
     assert len(known) == 20
     assert [row.peer_id for row in known[:3]] == ["anchor", "peer 24", "peer 23"]
@@ -299,8 +254,7 @@ def test_anchors_then_peers_seen_last_are_known_first_and_all_are_bounded(
     storage.close()
 
 
-def test_many_threads_get_numbers_of_their_own(path: Path) -> None:
-    storage = Storage(path)
+def test_many_threads_get_numbers_of_their_own(storage: Storage) -> None:
     start = threading.Barrier(8)
 
     def work(index: int) -> list[int]:
@@ -313,7 +267,6 @@ def test_many_threads_get_numbers_of_their_own(path: Path) -> None:
         numbers = [number for each in pool.map(work, range(8)) for number in each]
     assert sorted(numbers) == list(range(80))
     assert len(storage.live(1)) == 40
-    storage.close()
 
 
 @pytest.mark.parametrize("threads", [True, False])
@@ -337,8 +290,7 @@ def test_the_file_is_for_its_owner_alone(path: Path) -> None:
     storage.close()
 
 
-def test_a_full_disk_is_said_and_stores_nothing(path: Path) -> None:
-    storage = Storage(path)
+def test_a_full_disk_is_said_and_stores_nothing(storage: Storage) -> None:
     publish(storage, 1)
     (pages,) = storage._connection.execute("PRAGMA page_count").fetchone()
     storage._connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -349,7 +301,6 @@ def test_a_full_disk_is_said_and_stores_nothing(path: Path) -> None:
     storage._connection.execute("PRAGMA max_page_count = 100000")
     storage.publish([(big, b"a")])
     assert storage.head() == 2
-    storage.close()
 
 
 def test_files_that_are_no_database_are_said(path: Path) -> None:
@@ -382,21 +333,19 @@ def test_a_database_of_a_newer_program_is_left_alone(path: Path) -> None:
         Storage(path)
 
 
-def test_a_counter_only_goes_up(path: Path) -> None:
-    storage = Storage(path)
+def test_a_counter_only_goes_up(storage: Storage) -> None:
     with pytest.raises(ValueError, match="goes up"):
         storage.advance("tasks", -1)
-    storage.close()
 
 
-def test_no_two_groups_with_one_digest_are_stored_also_after_a_restart(tmp_path: Path) -> None:
-    storage = Storage(tmp_path / "node.db")
+def test_no_two_groups_with_one_digest_are_stored_also_after_a_restart(path: Path) -> None:
+    storage = Storage(path)
     own = replace(group(storage.epoch, 1), digests=(b"own",))
     storage.publish([(own, None)])
     row, window = received(1)
     assert storage.accept(replace(row, digests=(b"a", b"b")), window)
     storage.close()
-    storage = Storage(tmp_path / "node.db")
+    storage = Storage(path)
     other, window = received(2)
     for known in (b"own", b"b"):
         assert not storage.accept(replace(other, digests=(b"new", known)), window)
@@ -405,9 +354,10 @@ def test_no_two_groups_with_one_digest_are_stored_also_after_a_restart(tmp_path:
     assert storage.accept(replace(other, digests=(b"new",)), window)
 
 
-def test_only_the_newest_digests_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_digests_are_kept(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("swarm_node.storage.MAX_DIGESTS", 3)
-    storage = Storage(tmp_path / "node.db")
     for seq in range(1, 6):
         row, window = received(seq)
         assert storage.accept(replace(row, digests=(bytes([seq]),)), window)

@@ -61,7 +61,7 @@ class StorageMachine(RuleBasedStateMachine):
             self.groups[identifier] = replace(
                 self.groups[identifier], uses=self.groups[identifier].uses + 1
             )
-        self.storage.record_use(chosen)
+        self.storage.record_use([*chosen, b"forgotten"])
 
     @rule(data=st.data())
     def retire(self, data: st.DataObject) -> None:
@@ -81,6 +81,7 @@ class StorageMachine(RuleBasedStateMachine):
             held = [i for i, g in self.groups.items() if (g.provenance is Provenance.LOCAL) is own]
             for identifier in held[: max(0, len(held) - keep)]:
                 del self.groups[identifier]
+                assert self.storage.blob(identifier) is None
                 self.retired.discard(identifier)
         self.log = {
             seq: identifier
@@ -114,6 +115,7 @@ class StorageMachine(RuleBasedStateMachine):
             *(storage.epoch, self.head, 0),
             listed,
         )
+        assert all(map(storage.blob, self.groups)), "also those that are used up are served"
         for limit in (1, 3):
             assert storage.live(limit) == [
                 group

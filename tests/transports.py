@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
+from typing import Any
 
 from swarm_node.p2p.addresses import circuit
 from swarm_node.p2p.reach.transport import ReachingTransport
+from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
+from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.transport import Transport
 
 ECHO = "/swarm-node/echo/1"
@@ -32,6 +37,19 @@ async def dial_stated(one: ReachingTransport, other: ReachingTransport) -> int:
     return await one.dial(
         circuit.complete_circuits(circuit.advertised_addresses(other.addresses()), other.peer_id)
     )
+
+
+def hivemind(place: Path, identity: Identity | None = None, **settings: Any) -> HivemindTransport:
+    """A transport on loopback with `settings`. All that name none are of one swarm."""
+    identity = identity or Identity.generate()
+    usual: dict[str, Any] = {
+        "swarm_id": bytes(32),
+        "secret": b"the secret of this swarm",
+        "listen": ["/ip4/127.0.0.1/tcp/0"],
+        "state_dir": place / identity.peer_id,
+        "rng": random.Random(0),
+    }
+    return HivemindTransport(identity, **{**usual, **settings})
 
 
 @contextlib.asynccontextmanager

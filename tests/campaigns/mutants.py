@@ -54,7 +54,7 @@ MODULES: dict[str, list[str]] = {
         "tests/node/members/test_delegation.py",
         "tests/node/loops/test_expelling.py",
     ],
-    "p2p/membership/ticket.py": ["tests/p2p/coordinator/test_coordination.py"],
+    "p2p/membership/ticket.py": ["tests/p2p/coordinator/test_coordination.py", *_LIMITS],
     "p2p/wire/wire.py": _LIMITS,
     "p2p/wire/groups.py": _LIMITS,
     "p2p/limits/budgets.py": [],

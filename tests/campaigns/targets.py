@@ -234,6 +234,11 @@ def targets() -> list[FuzzTarget]:
     ]
 
 
+def _taken(read: Callable[[bytes], object]) -> Callable[[bytes], bool]:
+    """Whether a reader that refuses with a value takes an input."""
+    return lambda data: not isinstance(read(data), Rejected)
+
+
 _ASKED = relayed.request_to(
     ISSUER.peer_id, "/swarm-node/pull/1", b"p" * 40, 1000, nonce=bytes(16), wall=NOW
 )
@@ -241,10 +246,7 @@ _ASKED = relayed.request_to(
 
 def _relayed_request() -> FuzzTarget:
     """A relay alters what it passes on."""
-
-    def run(data: bytes) -> bool:
-        return not isinstance(relayed.open_request(data, SWARM.swarm_id), Rejected)
-
+    run = _taken(lambda data: relayed.open_request(data, SWARM.swarm_id))
     sealed = relayed.seal_request(NODE, SWARM.swarm_id, _ASKED)
     return FuzzTarget("relayed request", [sealed], run, structured=True, signed=True)
 
@@ -278,9 +280,9 @@ def _relayed_reply() -> FuzzTarget:
     return FuzzTarget("relayed reply", [replied], run, signed=True)
 
 
-def _lan() -> tuple[Lan, Callable[[], bool]]:
-    """An end on the own network, and a function that checks if it keeps what it heard since the
-    last call."""
+def _lan() -> tuple[Lan, Callable[[bytes], bool]]:
+    """An end on the own network, and a function that gives it a datagram and checks if it keeps
+    what it heard."""
     seconds = itertools.count()
     lan = Lan(ISSUER, SWARM.swarm_id, SWARM.secret, Clock(now=lambda: next(seconds), wall=float))
     reader = members()
@@ -289,7 +291,8 @@ def _lan() -> tuple[Lan, Callable[[], bool]]:
         heard = reader.read_presence(presence, peer)
         return -1 if isinstance(heard, Rejected) else heard.head.issued_ms
 
-    def heard() -> bool:
+    def hears(datagram: bytes) -> bool:
+        lan.datagram_received(datagram, None)
         found, now = dict(lan._presences), dict.fromkeys(lan._presences)
         lan._presences.clear()
         if now and (set(now) != {NODE.peer_id} or found[NODE.peer_id][0] != presence()):
@@ -297,7 +300,7 @@ def _lan() -> tuple[Lan, Callable[[], bool]]:
         return bool(found)
 
     lan.screen(issued)
-    return lan, heard
+    return lan, hears
 
 
 _SAID = NODE.public_key + len(presence()).to_bytes(2, "big") + presence()
@@ -311,23 +314,11 @@ def _announced(body: bytes) -> bytes:
 
 def _datagram() -> FuzzTarget:
     """A host of the own network alters what it recorded."""
-    lan, heard = _lan()
-
-    def run(data: bytes) -> bool:
-        lan.datagram_received(data, None)
-        return heard()
-
-    return FuzzTarget("datagram", [_announced(_SAID)], run, signed=True)
+    return FuzzTarget("datagram", [_announced(_SAID)], _lan()[1], signed=True)
 
 
 def _hostile_datagram() -> FuzzTarget:
-    lan, heard = _lan()
-
-    def run(data: bytes) -> bool:
-        lan.datagram_received(data, None)
-        return heard()
-
-    return FuzzTarget("datagram of a member", [_SAID], run, wrap=_announced)
+    return FuzzTarget("datagram of a member", [_SAID], _lan()[1], wrap=_announced)
 
 
 def _probe_reply() -> FuzzTarget:
@@ -428,11 +419,8 @@ def _hostile_handshake() -> FuzzTarget:
 
 def _envelope(kind: Kind) -> FuzzTarget:
     seeds = [seal(NODE, SWARM.swarm_id, kind, body) for body in (b"", b"x" * 300, group_body())]
-
-    def run(data: bytes) -> bool:
-        opened = open_sealed(data, SWARM.swarm_id, kind, max_bytes=wire.MAX_SEALED_BYTES)
-        return not isinstance(opened, Rejected)
-
+    most = wire.MAX_SEALED_BYTES
+    run = _taken(lambda data: open_sealed(data, SWARM.swarm_id, kind, max_bytes=most))
     return FuzzTarget(f"envelope {kind.name}", seeds, run, structured=True, signed=True)
 
 
@@ -491,20 +479,17 @@ def _statement() -> FuzzTarget:
     """A revocation list of the root."""
     listed = statements.revocations(3, NOW, NOW + 3600, [DIGEST])
     sealed = statements.state(ROOT_KEY, b"", SWARM, listed)
-
-    def run(data: bytes) -> bool:
-        return not isinstance(statements.verify_revocations(data, SWARM, NOW), Rejected)
-
+    run = _taken(lambda data: statements.verify_revocations(data, SWARM, NOW))
     return FuzzTarget("revocations", [sealed], run, structured=True, signed=True)
 
 
 def _chain() -> FuzzTarget:
-    def run(data: bytes) -> bool:
+    def read(data: bytes) -> object:
         chain = (data[:split], data[split:])
-        return not isinstance(verify_chain(chain, SWARM, NODE.public_key, NOW + 1), Rejected)
+        return verify_chain(chain, SWARM, NODE.public_key, NOW + 1)
 
     split = len(ISSUER_CERTIFICATE)
-    return FuzzTarget("chain", [b"".join(CHAIN)], run, signed=True)
+    return FuzzTarget("chain", [b"".join(CHAIN)], _taken(read), signed=True)
 
 
 def _forged_chain() -> FuzzTarget:
@@ -615,21 +600,18 @@ def _forged_dht() -> FuzzTarget:
 
 
 def _presence() -> FuzzTarget:
-    def run(data: bytes) -> bool:
-        return not isinstance(members().read_presence(data), Rejected)
-
+    run = _taken(lambda data: members().read_presence(data))
     return FuzzTarget("presence", [presence()], run, structured=True)
 
 
 def _forged_presence() -> FuzzTarget:
     """A member says anything in its heartbeat."""
 
-    def run(head: bytes) -> bool:
+    def read(head: bytes) -> object:
         sealed = seal(NODE, SWARM.swarm_id, Kind.HEAD, head[:MAX_GROUP_BYTES])
-        whole = msgpack.packb([sealed, *CHAIN])
-        return not isinstance(members().read_presence(whole), Rejected)
+        return members().read_presence(msgpack.packb([sealed, *CHAIN]))
 
-    return FuzzTarget("re-signed presence", [HEAD], run, structured=True)
+    return FuzzTarget("re-signed presence", [HEAD], _taken(read), structured=True)
 
 
 class _Sink:

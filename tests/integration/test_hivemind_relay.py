@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from transports import hivemind
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.transports.hivemind.daemon import DhtNode
-from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
-from swarm_node.p2p.wire.identity import Identity
 
 #: libp2p's circuit relay, version 2: a peer asks here to be reached through the relay.
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
@@ -54,14 +52,7 @@ async def reserve(stranger: DhtNode, address: str) -> bytes:
 
 
 async def test_a_stranger_cannot_reserve_a_relay_slot(tmp_path: Path) -> None:
-    node = HivemindTransport(
-        Identity.generate(),
-        swarm_id=bytes(32),
-        secret=b"a secret that the stranger does not know",
-        listen=["/ip4/127.0.0.1/tcp/0"],
-        state_dir=tmp_path,
-        rng=random.Random(0),
-    )
+    node = hivemind(tmp_path)
     async with asyncio.timeout(60), bare_daemon() as careless, bare_daemon() as stranger:
         # The probe works: a p2pd without the remedy does relay.
         (address,) = await careless._p2p.get_visible_maddrs()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -13,13 +12,12 @@ import msgpack
 import pytest
 from dht_peers import Peer
 from swarm_keys import Swarm
-from transports import PATIENT
+from transports import PATIENT, hivemind
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.p2p.transports.hivemind.calls import MAX_CALL_BYTES
 from swarm_node.p2p.transports.hivemind.records import MAX_RECORDS, SAMPLE_RECORDS
 from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
-from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.wire import MAX_PRESENCE_BYTES
 
 pytestmark = pytest.mark.slow(reason="network daemons")
@@ -49,14 +47,7 @@ async def swarm_of_one(place: Path) -> AsyncGenerator[tuple[Swarm, Peer, Hivemin
     """A node whose table is full of other members, and somebody with the swarm's secret only."""
     swarm = Swarm(begin=int(time.time()) - 60)
     peer = Peer(place, swarm.member(1, swarm.issuer("one"), "one"))
-    stranger = HivemindTransport(
-        Identity.generate(),
-        swarm_id=swarm.info.swarm_id,
-        secret=swarm.info.secret,
-        listen=["/ip4/127.0.0.1/tcp/0"],
-        state_dir=place / "stranger",
-        rng=random.Random(2),
-    )
+    stranger = hivemind(place, swarm_id=swarm.info.swarm_id, secret=swarm.info.secret)
     async with contextlib.AsyncExitStack() as stack:
         stack.callback(peer.storage.close)
         for transport in (peer.transport, stranger):

@@ -6,18 +6,18 @@ import asyncio
 import contextlib
 import gc
 import os
-import random
 import signal
 import socket
 import stat
 import time
 from pathlib import Path
+from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
 from sites.faults import FaultProxy
-from transports import ECHO, PATIENT, echo, running, until
+from transports import ECHO, PATIENT, echo, hivemind, running, until
 
 from swarm_node.errors import RefusedError, TransportError
 from swarm_node.p2p.addresses.addresses import Address, unused_port
@@ -27,21 +27,10 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.transport import MAX_REQUEST_BYTES
 
 HOLD = "/swarm-node/hold/1"
-SWARM = bytes(32)
-SECRET = b"the secret of this swarm"
 
 
-def transport(home: Path, secret: bytes = SECRET, **settings: int) -> HivemindTransport:
-    identity = Identity.generate()
-    made = HivemindTransport(
-        identity,
-        swarm_id=SWARM,
-        secret=secret,
-        listen=["/ip4/127.0.0.1/tcp/0"],
-        state_dir=home / identity.peer_id,
-        rng=random.Random(0),
-        **settings,
-    )
+def transport(home: Path, **settings: Any) -> HivemindTransport:
+    made = hivemind(home, **settings)
     made.serve(ECHO, echo)
     return made
 
@@ -56,29 +45,6 @@ def sockets_of(daemon: psutil.Process) -> list[Path]:
     """The daemon's control socket, from its own command line."""
     arguments = [a.removeprefix("-listen=/unix") for a in daemon.cmdline() if "-listen=/unix" in a]
     return [Path(argument) for argument in arguments]
-
-
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_dead_or_stuck_daemon_is_replaced(tmp_path: Path, blow: signal.Signals) -> None:
-    one, other = transport(tmp_path), transport(tmp_path)
-    async with running(one, other):
-        assert await other.dial(one.addresses(), PATIENT) == 1
-        await other.publish_heartbeat(b"before", ttl=60)
-        addresses, daemon = other.addresses(), daemon_of(other)
-        daemon.send_signal(blow)
-        if blow == signal.SIGSTOP:
-            await until(lambda: daemon.status() == psutil.STATUS_STOPPED)
-        else:
-            await until(lambda: other.daemon_pid is None)
-            with pytest.raises(TransportError, match="daemon died"):
-                await other.request(one.peer_id, ECHO, b"x")
-        assert await other.heal(one.addresses()) == "restarted"
-        assert not psutil.pid_exists(daemon.pid)
-        assert other.addresses() == addresses
-        assert await other.heal(one.addresses()) == "ok"
-        assert await other.request(one.peer_id, ECHO, b"x") == b"x"
-        assert await one.request(other.peer_id, ECHO, b"y") == b"y"
-        assert await one.heartbeats() == {other.peer_id: b"before"}
 
 
 async def test_a_daemon_that_was_stopped_together_with_its_node_is_not_killed(
@@ -149,25 +115,11 @@ async def test_a_failed_start_says_why_and_can_be_stopped(tmp_path: Path) -> Non
     one = transport(tmp_path)
     async with running(one):
         taken = one.addresses()[0].rpartition("/p2p/")[0]
-        late = HivemindTransport(
-            Identity.generate(),
-            swarm_id=SWARM,
-            secret=SECRET,
-            listen=[taken],
-            state_dir=tmp_path / "late",
-            rng=random.Random(0),
-        )
+        late = transport(tmp_path, listen=[taken])
         with pytest.raises(TransportError, match="cannot listen"):
             await late.start()
         await late.stop()
-    nowhere = HivemindTransport(
-        Identity.generate(),
-        swarm_id=SWARM,
-        secret=SECRET,
-        listen=["/dns4/nobody.invalid/tcp/1"],
-        state_dir=tmp_path / "nowhere",
-        rng=random.Random(0),
-    )
+    nowhere = transport(tmp_path, listen=["/dns4/nobody.invalid/tcp/1"])
     with pytest.raises(TransportError, match="network daemon"):
         await nowhere.start()
     await nowhere.stop()
@@ -176,14 +128,7 @@ async def test_a_failed_start_says_why_and_can_be_stopped(tmp_path: Path) -> Non
 @pytest.mark.parametrize("listen", ["127.0.0.1:80", "/ip4/1.2.3.4/udp/1", "/ip4/x/tcp/1", ""])
 def test_an_impossible_listen_address_is_refused_at_once(tmp_path: Path, listen: str) -> None:
     with pytest.raises(TransportError, match="an address"):
-        HivemindTransport(
-            Identity.generate(),
-            swarm_id=SWARM,
-            secret=SECRET,
-            listen=[listen],
-            state_dir=tmp_path,
-            rng=random.Random(0),
-        )
+        transport(tmp_path, listen=[listen])
 
 
 async def test_an_outsider_neither_reads_nor_writes(tmp_path: Path) -> None:

@@ -17,12 +17,11 @@ from typing import Any
 import psutil
 import pytest
 from builders import ROOT
-from transports import ECHO, PATIENT, SIZED, echo, running, sized, until
+from transports import ECHO, PATIENT, SIZED, echo, hivemind, running, sized
 
 from swarm_node.errors import TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.reach.address_check import knock
-from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.transports.libp2p import daemon
 from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.wire.identity import Identity
@@ -52,45 +51,15 @@ def transport(**settings: Any) -> Libp2pTransport:
     return made
 
 
-def hivemind_transport(home: Path) -> HivemindTransport:
-    made: HivemindTransport = prepared(
-        HivemindTransport(
-            Identity.generate(),
-            swarm_id=bytes(32),
-            secret=b"the secret of this swarm",
-            listen=LISTEN,
-            state_dir=home,
-            rng=random.Random(0),
-        )
-    )
-    return made
-
-
 def process_of(one: Libp2pTransport) -> psutil.Process:
     pid = one.daemon_pid
     assert pid is not None
     return psutil.Process(pid)
 
 
-@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
-async def test_a_dead_or_stuck_process_is_replaced(blow: signal.Signals) -> None:
-    one, other = transport(), transport()
-    async with running(one, other):
-        assert await other.dial(one.addresses(), PATIENT) == 1
-        addresses, process = other.addresses(), process_of(other)
-        process.send_signal(blow)
-        if blow == signal.SIGSTOP:
-            await until(lambda: process.status() == psutil.STATUS_STOPPED)
-        else:
-            await until(lambda: other.daemon_pid is None)
-            with pytest.raises(TransportError, match="daemon died"):
-                await other.request(one.peer_id, ECHO, b"x")
-        assert await other.heal(one.addresses()) == "restarted"
-        assert not process.is_running()
-        assert other.addresses() == addresses
-        assert await other.heal(one.addresses()) == "ok"
-        assert await other.request(one.peer_id, ECHO, b"x") == b"x"
-        assert await one.request(other.peer_id, ECHO, b"y") == b"y"
+def place_of(one: Libp2pTransport) -> tuple[str, int]:
+    """The host and the port on which it listens."""
+    return (split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0))[1:]
 
 
 def test_nothing_is_left_after_stop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +109,9 @@ async def test_the_process_that_talks_to_strangers_never_has_the_nodes_key() -> 
     identity = Identity.generate()
     one = transport(identity=identity)
     async with running(one):
-        _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
+        host, port = place_of(one)
         assert await knock(host, port, one.peer_id, seconds=30.0) == "open"
+        assert await knock(host, port, Identity.generate().peer_id, seconds=30.0) == "other"
         process = process_of(one)
         assert _holds(process, identity.public_key), "its memory can be searched"
         assert not _holds(process, identity.seed())
@@ -176,15 +146,6 @@ async def test_all_interfaces_are_announced_loopback_last_or_what_the_settings_s
         assert set(hosts) == own
         assert hosts[-1].startswith("127.")
         assert other.addresses() == [f"{announced[0]}/p2p/{other.peer_id}"]
-
-
-async def test_who_knocks_is_shown_the_nodes_own_key() -> None:
-    one = transport()
-    async with running(one):
-        _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
-        assert await knock(host, port, one.peer_id, seconds=30.0) == "open"
-        stranger = Identity.generate().peer_id
-        assert await knock(host, port, stranger, seconds=30.0) == "other"
 
 
 async def test_links_run_over_ipv6_too() -> None:
@@ -222,7 +183,7 @@ async def test_a_node_dials_the_address_that_answered_before_where_a_link_has_en
 async def test_connections_of_a_few_places_that_say_nothing_keep_nobody_out() -> None:
     one, other = transport(), transport()
     async with running(one, other):
-        _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
+        host, port = place_of(one)
         async with contextlib.AsyncExitStack() as stack:
             for number in range(128):  # MAX_STRANGERS, of as few addresses as can
                 place = (f"127.0.1.{1 + number // 16}", 0)
@@ -233,7 +194,7 @@ async def test_connections_of_a_few_places_that_say_nothing_keep_nobody_out() ->
 
 @pytest.mark.slow(reason="four starts of daemons, two of which import py-libp2p")
 async def test_nodes_of_both_stacks_ask_each_other(tmp_path: Path) -> None:
-    one, other = transport(), hivemind_transport(tmp_path)
+    one, other = transport(), prepared(hivemind(tmp_path))
     for dials, dialled in ((one, other), (other, one)):
         async with running(one, other):
             await dials.dial(dialled.addresses())
@@ -257,7 +218,7 @@ async def test_nothing_that_is_sent_below_the_frames_harms_the_node() -> None:
     async with running(one, other):
         assert await other.dial(one.addresses(), PATIENT) == 1
         before, peak = process_of(one).memory_info().rss, 0
-        _, host, port = split_endpoint(one.addresses()[0].rpartition("/p2p/")[0]) or ("", "", 0)
+        host, port = place_of(one)
         attacker = await asyncio.create_subprocess_exec(
             *(sys.executable, str(ROOT / "tests" / "libp2p_attacker.py")),
             *(host, str(port), one.peer_id, WAIT),

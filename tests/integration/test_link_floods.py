@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transports import ECHO, PATIENT, echo, running, until
+from transports import ECHO, PATIENT, echo, hivemind, running, until
 
 from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
@@ -34,7 +34,6 @@ from swarm_node.p2p.wire.protocols import LIST
 pytest.importorskip("noise", reason="py-libp2p is not installed")
 from link_flooder import BATCH, Link
 
-LISTEN = ["/ip4/127.0.0.1/tcp/0"]
 #: An address of loopback that no honest peer here has.
 ELSEWHERE = "127.0.0.2"
 Make = Callable[[], StreamTransport[Any]]
@@ -60,20 +59,11 @@ class Counts:
 
 
 def made(stack: str, place: Path) -> StreamTransport[Any]:
-    identity = Identity.generate()
-    transport: StreamTransport[Any]
+    transport: StreamTransport[Any] = hivemind(place)
     if stack == "libp2p":
         pytest.importorskip("trio", reason="py-libp2p is not installed")
-        transport = Libp2pTransport(identity, listen=LISTEN, rng=random.Random(0))
-    else:
-        transport = HivemindTransport(
-            identity,
-            swarm_id=bytes(32),
-            secret=b"the secret of this swarm",
-            listen=LISTEN,
-            state_dir=place / identity.peer_id,
-            rng=random.Random(0),
-        )
+        listen = ["/ip4/127.0.0.1/tcp/0"]
+        transport = Libp2pTransport(Identity.generate(), listen=listen, rng=random.Random(0))
     for protocol in (ECHO, LIST):
         transport.serve(protocol, echo)
     return transport
@@ -185,11 +175,8 @@ async def test_streams_whose_request_never_ends_are_bounded_and_cut_their_peer_o
 async def test_who_returns_again_and_again_gets_no_link_for_a_while(tmp_path: Path) -> None:
     """Each handshake costs a process in Python ten milliseconds."""
 
-    one, other, attacker = (
-        made("libp2p", tmp_path),
-        made("libp2p", tmp_path),
-        Identity.generate(),
-    )
+    one, other = made("libp2p", tmp_path), made("libp2p", tmp_path)
+    attacker = Identity.generate()
     counts = counted(one)
     async with honest(one, other):
         served = []
@@ -279,11 +266,8 @@ async def test_a_full_table_of_p2pd_loses_strangers_first_and_peers_that_the_nod
 async def test_the_links_of_a_peer_that_is_cut_off_are_cut_whether_it_asks_or_not(
     tmp_path: Path,
 ) -> None:
-    one, other, attacker = (
-        made("hivemind", tmp_path),
-        made("hivemind", tmp_path),
-        Identity.generate(),
-    )
+    one, other = made("hivemind", tmp_path), made("hivemind", tmp_path)
+    attacker = Identity.generate()
     async with honest(one, other):
         _, served = await linked(one, attacker)
         while attacker.peer_id not in await links_of(one):

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 from light_nodes import LightNode
 from swarm_keys import Swarm
-from transports import PATIENT, running
+from transports import PATIENT, hivemind, running
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected
@@ -19,26 +18,11 @@ from swarm_node.p2p.addresses.addresses import split_endpoint
 from swarm_node.p2p.reach.address_check import knock
 from swarm_node.p2p.reach.probe import ProbeReply, ProbeRequest
 from swarm_node.p2p.reach.reachability import Outcome
-from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.wire import wire
-from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import PROBE
 
 GREETING = b"\x13/multistream/1.0.0\n"
 NOISE = b"\x07/noise\n"
-
-
-def transport(place: Path, announce: Sequence[str] = ()) -> HivemindTransport:
-    identity = Identity.generate()
-    return HivemindTransport(
-        identity,
-        swarm_id=bytes(32),
-        secret=b"secret" * 6,
-        listen=["/ip4/127.0.0.1/tcp/0"],
-        announce=announce,
-        state_dir=place / identity.peer_id,
-        rng=random.Random(0),
-    )
 
 
 @contextlib.asynccontextmanager
@@ -71,7 +55,7 @@ def port_of(address: str | None) -> int:
 
 
 async def test_a_node_that_answers_is_told_from_all_else_that_might(tmp_path: Path) -> None:
-    one, other = transport(tmp_path), transport(tmp_path)
+    one, other = hivemind(tmp_path), hivemind(tmp_path)
     async with running(one, other):
         port = port_of(one.addresses()[0])
         assert await knock("127.0.0.1", port, one.peer_id, PATIENT) == "open"
@@ -106,7 +90,7 @@ async def test_a_member_says_where_it_sees_its_caller_and_what_it_finds_there(
     async with listener(b"") as silent, listener(b"HTTP/1.1 400 Bad Request" * 9) as other:
         closed = await free_port()
         named = [f"/ip4/127.0.0.1/tcp/{port}" for port in (closed, silent, other)]
-        caller, member = transport(tmp_path, named), transport(tmp_path)
+        caller, member = hivemind(tmp_path, announce=named), hivemind(tmp_path)
         node = LightNode(tmp_path, SYSTEM_CLOCK, member, Swarm().member(0), knock=knock)
         member.serve(PROBE, functools.partial(answered, node.probes.answer))
         async with running(caller, member):

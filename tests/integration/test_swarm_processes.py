@@ -77,12 +77,7 @@ def test_a_node_outlives_dead_bootstraps_and_a_dead_trainer(start_node: NodeStar
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--set", "experience.owns=1"], "experience.owns"),
-        (["--set", "policy.own=1"], "unknown setting policy"),
-        (["--local", "0"], "experience.local"),
         (["--families", "astrology"], "astrology"),
-        (["--model", "/nowhere"], "/nowhere"),
-        (["--ticket", "swarmjoin1.AAAA"], "ticket"),
         (["--listen", "nonsense"], "nonsense"),
     ],
 )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import signal
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
+import psutil
 import pytest
-from transports import ECHO, PATIENT, SIZED, echo, sized
+from transports import ECHO, PATIENT, SIZED, echo, hivemind, running, sized
+from transports import until as holds
 
 from swarm_node.errors import NotServedError, TransportError
 from swarm_node.p2p.addresses.addresses import split_endpoint
-from swarm_node.p2p.transports.hivemind.transport import HivemindTransport
 from swarm_node.p2p.transports.libp2p.transport import Libp2pTransport
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
+from swarm_node.p2p.transports.streams import StreamTransport
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import RELAY
 from swarm_node.p2p.wire.transport import MAX_REPLY_BYTES, MAX_REQUEST_BYTES, Onward, Transport
@@ -57,14 +60,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Factory:
         return lambda identity: Libp2pTransport(
             identity, listen=["/ip4/127.0.0.1/tcp/0"], rng=random.Random(0)
         )
-    return lambda identity: HivemindTransport(
-        identity,
-        swarm_id=bytes(32),
-        secret=b"secret" * 6,
-        listen=["/ip4/127.0.0.1/tcp/0"],
-        state_dir=tmp_path / identity.peer_id,
-        rng=random.Random(0),
-    )
+    return lambda identity: hivemind(tmp_path, identity)
 
 
 def prepared(make: Factory, identity: Identity | None = None) -> Transport:
@@ -85,16 +81,11 @@ def prepared(make: Factory, identity: Identity | None = None) -> Transport:
 async def swarm(make: Factory, count: int) -> AsyncGenerator[list[Transport]]:
     """`count` running transports; each has dialled all that started before it."""
     transports = [prepared(make) for _ in range(count)]
-    try:
-        async with asyncio.timeout(60):
-            for index, transport in enumerate(transports):
-                await transport.start()
-                before = [other.addresses()[0] for other in transports[:index]]
-                assert await transport.dial(before, PATIENT) == index
-            yield transports
-    finally:
-        for transport in transports:
-            await transport.stop()
+    async with running(*transports), asyncio.timeout(60):
+        for index, transport in enumerate(transports):
+            before = [other.addresses()[0] for other in transports[:index]]
+            assert await transport.dial(before, PATIENT) == index
+        yield transports
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
@@ -273,6 +264,31 @@ async def test_a_restarted_peer_is_reachable_again(make: Factory) -> None:
             await after.stop()
 
 
+@pytest.mark.parametrize("blow", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("make", ["hivemind", "libp2p"], indirect=True)
+async def test_a_dead_or_stuck_daemon_is_replaced(make: Factory, blow: signal.Signals) -> None:
+    one, other = prepared(make), prepared(make)
+    assert isinstance(other, StreamTransport)
+    async with running(one, other):
+        assert await other.dial(one.addresses(), PATIENT) == 1
+        await other.publish_heartbeat(b"before", ttl=60)
+        addresses, daemon = other.addresses(), psutil.Process(other.daemon_pid)
+        daemon.send_signal(blow)
+        if blow == signal.SIGSTOP:
+            await holds(lambda: daemon.status() == psutil.STATUS_STOPPED)
+        else:
+            await holds(lambda: other.daemon_pid is None)
+            with pytest.raises(TransportError, match="daemon died"):
+                await other.request(one.peer_id, ECHO, b"x")
+        assert await other.heal(one.addresses()) == "restarted"
+        assert not daemon.is_running()
+        assert other.addresses() == addresses
+        assert await other.heal(one.addresses()) == "ok"
+        assert await other.request(one.peer_id, ECHO, b"x") == b"x"
+        assert await one.request(other.peer_id, ECHO, b"y") == b"y"
+        assert await one.heartbeats() == ({other.peer_id: b"before"} if one.has_table else {})
+
+
 async def test_a_severed_peer_is_not_served_and_others_are(make: Factory) -> None:
     async with swarm(make, 3) as (one, junk, other):
         assert await junk.request(one.peer_id, ECHO, b"before") == b"before"
@@ -325,16 +341,10 @@ async def relayed(make: Factory) -> AsyncGenerator[tuple[Transport, Relay, Trans
     """An asker and a target that are both connected to a relay."""
     relay, asker, target = Relay(make), prepared(make), prepared(make)
     relay.target = target.peer_id
-    try:
-        async with asyncio.timeout(60):
-            for each in (relay.transport, asker, target):
-                await each.start()
-            for each in (asker, target):
-                assert await each.dial(relay.transport.addresses(), PATIENT) == 1
-            yield asker, relay, target
-    finally:
-        for each in (relay.transport, asker, target):
-            await each.stop()
+    async with running(relay.transport, asker, target), asyncio.timeout(60):
+        for each in (asker, target):
+            assert await each.dial(relay.transport.addresses(), PATIENT) == 1
+        yield asker, relay, target
 
 
 async def test_a_request_is_forwarded_and_its_reply_copied(make: Factory) -> None:

@@ -3,46 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
-from safetensors.torch import save_file
+from integration.engines import ON_CPUS, largest_gap, made, signed, write_random
 
 from swarm_node.config import load_settings
 from swarm_node.errors import ModelError
 from swarm_node.node.start.derive import engine_plan, trainer_settings
-from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.config import ModelConfig
-from swarm_node.policy.models.decoder.causal_lm import CausalLM
-from swarm_node.policy.models.model import Model, resolve
-from swarm_node.policy.models.text.codec import Codec
+from swarm_node.policy.models.model import Model
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.planning.fit import Fit
 from swarm_node.policy.sampling.fallback import FallbackSampler
 from swarm_node.policy.sampling.sampler import SampleRequest, SharingSampler
-from swarm_node.policy.sampling.vllm.engine import installed_vllm
 from swarm_node.policy.sampling.vllm.messages import EngineStarted
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
-from swarm_node.policy.training.objective.logprobs import completion_logprobs
 from swarm_node.policy.training.processes.worker import TrainerHost
-from swarm_node.rollout import Completion, Provenance
 
-BUILD = installed_vllm()
 pytestmark = [
     pytest.mark.nightly(reason="engines of their own: test_vllm_sampler has one"),
-    pytest.mark.slow(reason="starts vLLM, which imports for half a minute"),
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(BUILD is None or not BUILD.on_cpu, reason="no vllm for CPUs is installed"),
+    *ON_CPUS,
 ]
-TINY = resolve("tiny")
 ASKED = SampleRequest((5, 6, 7, 8, 9, 10), n=4, max_new_tokens=24, seed=3)
 LONG = replace(ASKED, n=16, max_new_tokens=1000)
 QWEN2 = ModelConfig(320, 64, 96, 2, 2, 1, head_dim=32, tie_word_embeddings=True)
@@ -56,18 +44,11 @@ FOUND = Fit(ON_CPU, vllm=True, training=TrainingMethod(lora_rank=3), shares_base
 
 def node_of(place: Path, config: ModelConfig) -> tuple[TrainerHost, Model]:
     """A trainer as a node composes it, of a model with random weights."""
-    (place / "weights").mkdir()
     directory = place / "model"
-    directory.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(TINY / name, directory / name)
-    eos = {"eos_token_id": Codec.from_directory(TINY).eos_id}
-    (directory / "config.json").write_text(json.dumps({**config.to_hf(), **eos}))
-    base = CausalLM(config, generator=torch.Generator().manual_seed(1))
-    save_file(base.hf_state(), directory / "model.safetensors")
+    write_random(directory, config)
     settings = trainer_settings(SETTINGS, FOUND)
     assert settings.published == "shared"
-    host = TrainerHost(directory, place / "checkpoints", place / "weights", settings)
+    host = TrainerHost(directory, place / "checkpoints", made(place / "weights"), settings)
     return host, Model.read("made", directory)
 
 
@@ -90,27 +71,6 @@ def size(*parameters: torch.Tensor) -> int:
     return sum(parameter.nbytes for parameter in parameters)
 
 
-@torch.no_grad()
-def largest_gap(model: CausalLM, group: Sequence[Completion]) -> float:
-    """Of the sampled log-probs to what `model` says."""
-    prompt, gaps = np.asarray(ASKED.prompt_ids, np.uint32), []
-    for one in group:
-        row = TrainRow(prompt, one.token_ids, None, 1.0, Provenance.LOCAL)
-        gaps.append(np.abs(completion_logprobs(model, [row], 1.0).numpy() - one.logprobs).max())
-    return float(max(gaps))
-
-
-def signed(group: Sequence[Completion]) -> Batch:
-    """A batch of one group whose rows are good and bad by turns."""
-    prompt = np.asarray(ASKED.prompt_ids, np.uint32)
-    return Batch(
-        tuple(
-            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** n, Provenance.LOCAL)
-            for n, one in enumerate(group)
-        )
-    )
-
-
 def test_the_engine_computes_with_the_trainers_memory(tmp_path: Path) -> None:
     host, model = node_of(tmp_path, QWEN2)
     theirs = host.core.model
@@ -120,22 +80,22 @@ def test_the_engine_computes_with_the_trainers_memory(tmp_path: Path) -> None:
         assert sampler.last_start == EngineStarted(shared=size(*theirs.parameters()), copied=0)
         assert sampler.last_sync.difference < 1e-5
         (group,) = await sampler.sample([ASKED])
-        assert largest_gap(theirs, group) < 1e-4
-        result, before = host.update(signed(group)), theirs.hf_state()
+        assert largest_gap(theirs, ASKED, group) < 1e-4
+        result, before = host.update(signed(ASKED, group)), theirs.hf_state()
         assert await sampler.rest()
         await sampler.load(result.weights, result.stats.version)
         (group,) = await sampler.sample([ASKED])
         assert {span.version for one in group for span in one.spans} == {1}
-        assert largest_gap(theirs, group) < 1e-4
+        assert largest_gap(theirs, ASKED, group) < 1e-4
         with pytest.raises(ModelError, match="overwrite"):
             await sampler.load(model.directory / "model.safetensors", 2)
         assert all(torch.equal(before[name], part) for name, part in theirs.hf_state().items())
         # What the trainer writes there is in the engine at once: a vector, a matrix.
         for parameter in (theirs.norm, next(theirs.blocks()).down):
             parameter.data.mul_(3.0)
-            assert largest_gap(theirs, group) > 1e-2
+            assert largest_gap(theirs, ASKED, group) > 1e-2
             (group,) = await sampler.sample([ASKED])
-            assert largest_gap(theirs, group) < 1e-4
+            assert largest_gap(theirs, ASKED, group) < 1e-4
         assert not sampler.faults
 
     run(model, body)
@@ -163,7 +123,7 @@ def test_an_engine_that_lets_go_ends_and_what_was_under_way_goes_on(tmp_path: Pa
         await sampler.load(host.published, 5)
         (group,) = await call
         assert {span.version for one in group for span in one.spans} == {5}
-        assert largest_gap(host.core.model, group) < 1e-4
+        assert largest_gap(host.core.model, LONG, group) < 1e-4
         assert not sampler.faults
 
     run(model, body)
@@ -181,7 +141,7 @@ def test_what_vllm_lays_out_in_another_way_is_copied_and_counted(tmp_path: Path)
         assert sampler.last_start == EngineStarted(shared, copied=own // 277 * 320)
         assert sampler.faults == {"base_copied": 1}
         (group,) = await sampler.sample([ASKED])
-        assert largest_gap(theirs, group) < 1e-4
+        assert largest_gap(theirs, ASKED, group) < 1e-4
         engine = sampler.pid
         await sampler.load(host.weights_path, 1)
         assert sampler.pid == engine
@@ -189,6 +149,6 @@ def test_what_vllm_lays_out_in_another_way_is_copied_and_counted(tmp_path: Path)
         await sampler.load(host.weights_path, 2)
         assert sampler.pid not in (None, engine)
         (group,) = await sampler.sample([ASKED])
-        assert largest_gap(theirs, group) < 1e-4
+        assert largest_gap(theirs, ASKED, group) < 1e-4
 
     run(model, body)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from integration.engines import ON_CPUS
 from trained_homes import trained_home
 from typer.testing import CliRunner
 
@@ -19,16 +20,12 @@ from swarm_node.policy.models.decoder.lora import PublishedAdapter
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.vllm.engine import (
     engine_environment,
-    installed_vllm,
     plan_engine,
 )
 
-BUILD = installed_vllm()
 pytestmark = [
     pytest.mark.nightly(reason="an engine of its own: test_vllm_sampler has one"),
-    pytest.mark.slow(reason="starts vLLM, which imports for half a minute"),
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(BUILD is None or not BUILD.on_cpu, reason="no vllm for CPUs is installed"),
+    *ON_CPUS,
 ]
 PROMPT = [5, 6, 7, 8, 9, 10, 11]
 #: Prints the greedy answers of the exported model, and of it with the exported adapter once more.

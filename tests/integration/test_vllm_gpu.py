@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 from builders import trainer_settings
+from integration.engines import BUILD, TINY, signed
 
-from swarm_node.policy.experience.batch import Batch, TrainRow
+from swarm_node.policy.experience.batch import TrainRow
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
-from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import BaseName, Placement
 from swarm_node.policy.sampling.sampler import SampleRequest
-from swarm_node.policy.sampling.vllm.engine import EnginePlan, installed_vllm, plan_engine
+from swarm_node.policy.sampling.vllm.engine import EnginePlan, plan_engine
 from swarm_node.policy.sampling.vllm.messages import EngineStarted
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.objective.logprobs import completion_logprobs, measure_canary
@@ -27,7 +27,6 @@ from swarm_node.policy.training.processes.worker import TrainerHost
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Provenance
 
-BUILD = installed_vllm()
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.slow(reason="starts vLLM, which compiles for the GPU"),
@@ -37,7 +36,6 @@ pytestmark = [
         reason="needs a CUDA device and vllm built for it",
     ),
 ]
-TINY = resolve("tiny")
 ON_GPU = Placement("cuda:0", "bfloat16")
 #: Mean |Δ log-prob|: bfloat16 against the trainer's float32.
 NEAR = 0.1
@@ -129,12 +127,7 @@ def test_adapters_are_swapped_in_place(tmp_path: Path, base: BaseName) -> None:
     async def body(sampler: VllmSampler) -> None:
         await sampler.load(host.weights_path, 0)
         (group,) = await sampler.sample([ASKED])
-        prompt = np.asarray(ASKED.prompt_ids, np.uint32)
-        rows = [
-            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** place, Provenance.LOCAL)
-            for place, one in enumerate(group)
-        ]
-        result = host.update(Batch(tuple(rows)))
+        result = host.update(signed(ASKED, group))
         await sampler.load(result.weights, result.stats.version)
         (group,) = await sampler.sample([ASKED])
         assert {span.version for one in group for span in one.spans} == {1}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
+from integration.engines import ON_CPUS
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.environments.base import Task
@@ -29,18 +30,15 @@ from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import Sampler, SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
-from swarm_node.policy.sampling.vllm.engine import installed_vllm, plan_engine
+from swarm_node.policy.sampling.vllm.engine import plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
 from swarm_node.policy.training.objective.logprobs import completion_logprobs, measure_canary
 from swarm_node.policy.weights.store import WeightStore
 from swarm_node.rollout import Completion, Provenance, TaskRef
 
-BUILD = installed_vllm()
 pytestmark = [
     pytest.mark.nightly(reason="engines of their own: test_vllm_sampler has one"),
-    pytest.mark.slow(reason="starts vLLM, which imports for half a minute"),
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(BUILD is None or not BUILD.on_cpu, reason="no vllm for CPUs is installed"),
+    *ON_CPUS,
 ]
 TALK = resolve("tiny-talk")
 CODEC = Codec.from_directory(TALK)

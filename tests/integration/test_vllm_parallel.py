@@ -4,39 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import psutil
 import pytest
 import torch
 from builders import trainer_settings
+from integration.engines import ON_CPUS, TINY, largest_gap, made, signed
 
-from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
-from swarm_node.policy.models.model import resolve
 from swarm_node.policy.placement import ON_CPU
 from swarm_node.policy.sampling.sampler import SampleRequest
-from swarm_node.policy.sampling.vllm.engine import Deadlines, installed_vllm, plan_engine
+from swarm_node.policy.sampling.vllm.engine import Deadlines, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
-from swarm_node.policy.training.objective.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.training.processes.worker import TrainerHost
 from swarm_node.policy.weights.store import WeightStore
-from swarm_node.rollout import Completion, Provenance
 
-BUILD = installed_vllm()
 pytestmark = [
     pytest.mark.nightly(reason="engines of their own: test_vllm_sampler has one"),
-    pytest.mark.slow(reason="starts vLLM, which imports for half a minute, in four processes"),
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(BUILD is None or not BUILD.on_cpu, reason="no vllm for CPUs is installed"),
+    *ON_CPUS,
 ]
-TINY = resolve("tiny")
 LORA = trainer_settings(learning_rate=0.02, warmup_updates=0, published="adapter", lora_rank=4)
 ASKED = SampleRequest((5, 6, 7, 8, 9, 10), n=4, max_new_tokens=24, temperature=1.0, seed=3)
-PROMPT = np.asarray(ASKED.prompt_ids, np.uint32)
 
 
 @pytest.fixture(autouse=True)
@@ -52,24 +44,12 @@ def lives(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-@torch.no_grad()
-def largest_gap(model: CausalLM, group: Sequence[Completion]) -> float:
-    """Of the sampled log-probs to what `model` says."""
-    gaps = []
-    for one in group:
-        row = TrainRow(PROMPT, one.token_ids, None, 1.0, Provenance.LOCAL)
-        gaps.append(np.abs(completion_logprobs(model, [row], 1.0).numpy() - one.logprobs).max())
-    return float(max(gaps))
-
-
 def test_each_process_takes_its_part_of_weights_and_adapters(tmp_path: Path) -> None:
     model = CausalLM.from_directory(TINY)
     tiny = model.hf_state()
     noisy = {name: part + 0.02 * torch.randn(part.shape) for name, part in tiny.items()}
     plan = plan_engine(model.config, placement=ON_CPU, max_rows=8, max_new_tokens=64, lora_rank=4)
-    for name in ("whole", "adapters"):
-        (tmp_path / name).mkdir()
-    store = WeightStore(tmp_path / "whole")
+    store = WeightStore(made(tmp_path / "whole"))
     workers: list[psutil.Process] = []
 
     async def scenario(sampler: VllmSampler) -> None:
@@ -79,20 +59,13 @@ def test_each_process_takes_its_part_of_weights_and_adapters(tmp_path: Path) -> 
             await sampler.load(store.publish(version, model.hf_state(), canary), version)
             assert sampler.last_sync.difference < 1e-5
             (group,) = await sampler.sample([ASKED])
-            assert largest_gap(model, group) < 1e-4
-        host = TrainerHost(TINY, tmp_path / "c", tmp_path / "adapters", LORA, at_least=1)
-        result = host.update(
-            Batch(
-                tuple(
-                    TrainRow(PROMPT, one.token_ids, one.logprobs, (-1.0) ** n, Provenance.LOCAL)
-                    for n, one in enumerate(group)
-                )
-            )
-        )
+            assert largest_gap(model, ASKED, group) < 1e-4
+        host = TrainerHost(TINY, tmp_path / "c", made(tmp_path / "adapters"), LORA, at_least=1)
+        result = host.update(signed(ASKED, group))
         await sampler.load(result.weights, result.stats.version)
         (group,) = await sampler.sample([ASKED])
-        assert largest_gap(host.core.model, group) < 1e-4
-        assert largest_gap(model, group) > 1e-3
+        assert largest_gap(host.core.model, ASKED, group) < 1e-4
+        assert largest_gap(model, ASKED, group) > 1e-3
         below = psutil.Process(sampler.pid).children(recursive=True)
         workers.extend(child for child in below if "Worker_TP" in " ".join(child.cmdline()))
         assert len(workers) == 2

@@ -8,9 +8,7 @@ takes long; tests that kill it come last.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import shutil
 import signal
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +22,15 @@ import pytest
 import structlog
 import torch
 from builders import trainer_settings
+from integration.engines import (
+    ON_CPUS,
+    TINY,
+    largest_gap,
+    made,
+    recomputed,
+    signed,
+    write_random,
+)
 from overlapping_engine import BARE, use_this_program
 from safetensors.torch import save_file
 
@@ -33,11 +40,10 @@ from swarm_node.node.loops.openai_requests import MOST_ROWS, PLACES, OpenAIReque
 from swarm_node.node.loops.sampling.partial_rollouts import PartialRollouts, PendingGroup
 from swarm_node.node.start import derive
 from swarm_node.node.start.build import make_sampler
-from swarm_node.policy.experience.batch import Batch, TrainRow
 from swarm_node.policy.memory.footprint import TrainingMethod
 from swarm_node.policy.models.config import ModelConfig
 from swarm_node.policy.models.decoder.causal_lm import CausalLM
-from swarm_node.policy.models.model import Model, resolve
+from swarm_node.policy.models.model import Model
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.placement import ON_CPU, Placement
 from swarm_node.policy.planning.fit import Fit
@@ -49,20 +55,14 @@ from swarm_node.policy.sampling.sampler import (
     Sampler,
     SampleRequest,
 )
-from swarm_node.policy.sampling.vllm.engine import Deadlines, installed_vllm, plan_engine
+from swarm_node.policy.sampling.vllm.engine import Deadlines, plan_engine
 from swarm_node.policy.sampling.vllm.sampler import VllmSampler
-from swarm_node.policy.training.objective.logprobs import completion_logprobs, measure_canary
+from swarm_node.policy.training.objective.logprobs import measure_canary
 from swarm_node.policy.training.processes.worker import TrainerHost
 from swarm_node.policy.weights.store import WeightStore
-from swarm_node.rollout import Completion, Finish, Provenance, TaskRef, VersionSpan
+from swarm_node.rollout import Completion, Finish, TaskRef, VersionSpan
 
-BUILD = installed_vllm()
-pytestmark = [
-    pytest.mark.slow(reason="starts vLLM, which imports for half a minute"),
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(BUILD is None or not BUILD.on_cpu, reason="no vllm for CPUs is installed"),
-]
-TINY = resolve("tiny")
+pytestmark = [*ON_CPUS]
 CODEC = Codec.from_directory(TINY)
 LONG = 900
 RANK = 4
@@ -156,25 +156,6 @@ def request(
 
 def tokens(group: Sequence[Completion]) -> list[list[int]]:
     return [completion.token_ids.tolist() for completion in group]
-
-
-@torch.no_grad()
-def recomputed(
-    model: CausalLM, asked: SampleRequest, completion: Completion, temperature: float = 1.0
-) -> np.ndarray:
-    """What the trainer says of a completion, f32[T]."""
-    prompt = np.asarray(asked.prompt_ids, np.uint32)
-    row = TrainRow(prompt, completion.token_ids, None, 0.0, Provenance.LOCAL)
-    return completion_logprobs(model, [row], temperature).numpy()
-
-
-def largest_gap(
-    model: CausalLM, asked: SampleRequest, group: Sequence[Completion], temperature: float = 1.0
-) -> float:
-    return max(
-        float(np.abs(recomputed(model, asked, one, temperature) - one.logprobs).max())
-        for one in group
-    )
 
 
 def test_log_probs_are_the_trainers_at_any_temperature(bench: Bench) -> None:
@@ -587,22 +568,6 @@ def test_the_trainers_adapters_are_swapped_in_place(bench: Bench, tmp_path: Path
     assert largest_gap(base, asked, group) < 1e-4
 
 
-def made(path: Path) -> Path:
-    path.mkdir()
-    return path
-
-
-def signed(asked: SampleRequest, group: Sequence[Completion]) -> Batch:
-    """A batch of one group whose rows are good and bad by turns."""
-    prompt = np.asarray(asked.prompt_ids, np.uint32)
-    return Batch(
-        tuple(
-            TrainRow(prompt, one.token_ids, one.logprobs, (-1.0) ** place, Provenance.LOCAL)
-            for place, one in enumerate(group)
-        )
-    )
-
-
 @in_turn
 def test_weights_without_a_canary_are_refused_and_the_old_stay(
     bench: Bench, tmp_path: Path
@@ -756,13 +721,8 @@ def test_adapters_on_an_untied_model_as_a_node_composes_it(
     four_bit = base_name == "nf4"
     where, near = (Placement("cpu", "bfloat16"), 0.05) if four_bit else (ON_CPU, 1e-4)
     config = ModelConfig(CODEC.vocab_size, 64, 96, 2, 2, 1, model_type=family, head_dim=32)
-    base = CausalLM(config, generator=torch.Generator().manual_seed(1))
-    place = made(tmp_path / "model")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(TINY / name, place / name)
-    eos = {"eos_token_id": CODEC.eos_id}
-    (place / "config.json").write_text(json.dumps({**config.to_hf(), **eos}))
-    save_file(base.hf_state(), place / "model.safetensors")
+    place = tmp_path / "model"
+    base = write_random(place, config)
     flags = {"sampling.engine": "vllm", "training.lora_rank": 3, "training.learning_rate": 0.02}
     if four_bit:
         flags |= {"training.base": "nf4", "training.dtype": "bfloat16"}

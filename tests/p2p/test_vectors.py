@@ -55,6 +55,7 @@ PROTOCOL = ROOT / "docs" / "protocol.md"
 
 ENVELOPES, BODIES, MEMBERSHIP = load("envelopes"), load("bodies"), load("membership")
 SWARM_ID = bytes.fromhex(ENVELOPES["swarm_id"])
+INFO = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
 Body = TypeVar("Body", bound=wire.Body)
 
 
@@ -92,20 +93,18 @@ def test_the_golden_envelope_is_made_byte_for_byte() -> None:
 
 @pytest.mark.parametrize("case", MEMBERSHIP["cases"], ids=lambda case: case["name"])
 def test_a_chain_is_judged_as_published(case: dict[str, Any]) -> None:
-    info = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
-    assert info.swarm_id.hex() == MEMBERSHIP["swarm_id"]
-    assert info.fingerprint == MEMBERSHIP["fingerprint"]
+    assert INFO.swarm_id.hex() == MEMBERSHIP["swarm_id"]
+    assert INFO.fingerprint == MEMBERSHIP["fingerprint"]
     chain = tuple(bytes.fromhex(certificate) for certificate in case["chain"])
-    result = verify_chain(chain, info, bytes.fromhex(case["subject_key"]), case["now"])
+    result = verify_chain(chain, INFO, bytes.fromhex(case["subject_key"]), case["now"])
     assert (result.reason if isinstance(result, Rejected) else "ok") == case["expect"]
     assert isinstance(result, MemberBody) == (case["expect"] == "ok")
 
 
 @pytest.mark.parametrize("case", MEMBERSHIP["statements"], ids=lambda case: case["name"])
 def test_a_statement_is_judged_as_published(case: dict[str, Any]) -> None:
-    info = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
     verify = verify_revocations if case["kind"] == Kind.REVOKE else verify_secret
-    result = verify(bytes.fromhex(case["signed"]), info, case["now"])
+    result = verify(bytes.fromhex(case["signed"]), INFO, case["now"])
     assert (result.reason if isinstance(result, Rejected) else "ok") == case["expect"]
     if isinstance(result, Statement):
         number, by_root, identifier = result.rank
@@ -115,8 +114,7 @@ def test_a_statement_is_judged_as_published(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", MEMBERSHIP["presences"], ids=lambda case: case["name"])
 def test_a_presence_is_judged_as_published(case: dict[str, Any]) -> None:
-    info = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
-    result = Members(info, lambda: case["now"]).read_presence(bytes.fromhex(case["presence"]))
+    result = Members(INFO, lambda: case["now"]).read_presence(bytes.fromhex(case["presence"]))
     assert (result.reason if isinstance(result, Rejected) else "ok") == case["expect"]
 
 
@@ -139,7 +137,6 @@ def test_the_published_record_of_the_table_is_accepted_and_no_other() -> None:
     table = MEMBERSHIP["table"]
     key = heartbeat_key(SWARM_ID)
     assert key == table["key"]
-    info = SwarmInfo(MEMBERSHIP["name"], bytes.fromhex(MEMBERSHIP["root_key"]), bytes(32))
     now = table["expiration"] - 60
 
     def accepted(expiration: float, value: bytes) -> bool:
@@ -149,7 +146,7 @@ def test_the_published_record_of_the_table_is_accepted_and_no_other() -> None:
             value=value,
             expiration_time=expiration,
         )
-        proves_membership = Members(info, lambda: now).proves_membership
+        proves_membership = Members(INFO, lambda: now).proves_membership
         records = HeartbeatRecords(Identity.generate(), record.key, lambda: now, proves_membership)
         return records.validate(record)
 

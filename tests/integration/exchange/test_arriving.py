@@ -59,7 +59,7 @@ async def test_a_node_that_was_off_catches_up_without_pulling_the_world(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
     """It asks for as many of the newest announcements as it has free slots, and pulls no more."""
-    published, free = 200, 5
+    published, free = 30, 5
 
     await alice.publish(0)
     (early,) = await bob.fetch()
@@ -74,7 +74,7 @@ async def test_a_node_that_was_off_catches_up_without_pulling_the_world(
     offered = await puller.list_one(*puller.turns(1, free))
     (author,) = bob.directory.live(SYSTEM_CLOCK.now(), 60.0)
     assert [offer.seq for offer in author.offers] == [*range(published - free + 1, published + 1)]
-    assert offered.total() > free, "it hears how much more there is"
+    assert offered.total() == published, "it hears how much more there is"
     listed = network.bytes_received[bob.peer_id] - before
     assert listed <= free * wire.MAX_ANNOUNCEMENT_BYTES + 64
 
@@ -107,17 +107,6 @@ async def test_whatever_a_liar_claims_the_gradient_is_the_same(
     assert lie.rewards == truth.rewards == (1.0, 0.0, 0.0)
     weights = [await trained(bob, group) for group in got]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
-@in_swarm()
-async def test_wrong_answers_claimed_right_teach_nothing(
-    network: MemoryNetwork, liar: Side, bob: Side
-) -> None:
-    lie = make_group(liar.task(), ["wrong", "also wrong"], [1.0, 0.0])
-    await liar.exchange.publisher.publish([LocalGroup(lie, "")], 0)
-    assert await bob.fetch() == []
-    assert bob.rejected == {"zero_advantage": 1}
-    assert bob.storage.live(1) == []
 
 
 @in_swarm()
@@ -157,18 +146,17 @@ async def test_two_groups_of_one_number_that_arrive_at_once_are_one(
 async def test_a_replayed_envelope_is_trained_once_even_across_a_restart(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
-    made = await alice.group([await right_answer(alice, alice.task()), "wrong"])
-    (own,) = await alice.exchange.publisher.publish([made], 0)
+    (own,) = await alice.publish(0)
     assert len(await bob.fetch()) == 1
     sealed = alice.storage.blob(own.id)
     assert sealed is not None
     await bob.stop()
     reborn = Side(bob.home, network, bob.membership)
     await reborn.start()
-    await announce_raw(alice, made[0], sealed, epoch=alice.storage.epoch, seq=1)
+    await announce_raw(alice, own.group, sealed, epoch=alice.storage.epoch, seq=1)
     assert await reborn.fetch() == []
     # Under a new number the announcement looks new, but the signed bytes say otherwise.
-    await announce_raw(alice, made[0], sealed, epoch=alice.storage.epoch, seq=2)
+    await announce_raw(alice, own.group, sealed, epoch=alice.storage.epoch, seq=2)
     assert await reborn.fetch() == []
     assert reborn.rejected["sequence"] == 1
     assert len(reborn.storage.live(1)) == 1
@@ -349,8 +337,7 @@ async def test_a_group_of_another_model_is_foreign(
 async def test_a_group_is_served_by_whoever_has_it(
     network: MemoryNetwork, alice: Side, bob: Side, carol: Side
 ) -> None:
-    made = await alice.group([await right_answer(alice, alice.task()), "wrong"])
-    await alice.exchange.publisher.publish([made], 0)
+    await alice.publish(0)
     assert len(await bob.fetch()) == 1
     await carol.exchange.discovery.send_heartbeat(0, 20.0)
     await carol.list_some(8, 64)
@@ -363,19 +350,11 @@ async def test_a_group_is_served_by_whoever_has_it(
 async def test_loss_delays_but_loses_nothing(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
-    made = [
-        await alice.group([await right_answer(alice, alice.task(i)), "wrong"], index=i)
-        for i in range(12)
-    ]
+    published = await alice.publish(*range(12))
     network._loss = 0.3
-    published = await alice.exchange.publisher.publish(made, 0)
     got: set[bytes] = set()
     for _ in range(60):
-        for peer in (bob.directory.get(alice.peer_id),):
-            if peer is not None:
-                peer.retry.record_answer(
-                    0.0
-                )  # this test is not about how long to leave a peer alone
+        bob.forgive()
         for group in await bob.fetch():
             assert group.id not in got
             got.add(group.id)

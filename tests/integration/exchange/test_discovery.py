@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from exchange_sides import Side, in_swarm, right_answer
+from exchange_sides import Side, in_swarm
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import Rejected, TransportError
@@ -155,18 +155,6 @@ async def test_a_renewed_member_counts_for_the_issuer_that_admitted_it(
         == member.admitted_by.hex()
         != delegate.key.public_key.hex()
     )
-
-
-@in_swarm()
-async def test_a_peer_that_forgot_us_is_greeted_again(
-    network: MemoryNetwork, alice: Side, bob: Side
-) -> None:
-    made = await alice.group([await right_answer(alice, alice.task()), "wrong"])
-    assert await bob.fetch() == []
-    assert alice.members.is_member(bob.peer_id)
-    alice.members._entries.clear()
-    await alice.exchange.publisher.publish([made], 0)
-    assert len(await bob.fetch()) == 1
 
 
 @in_swarm(1)

@@ -60,29 +60,6 @@ async def test_a_group_announced_as_too_large_or_too_long_is_not_even_pulled(
 
 
 @in_swarm()
-async def test_nothing_is_kept_of_a_pull_that_ended(
-    network: MemoryNetwork, alice: Side, bob: Side
-) -> None:
-    await alice.publish(0, 1)
-    assert len(await bob.fetch()) == 2
-    assert not bob.exchange.puller._pulling
-
-
-@in_swarm()
-async def test_only_the_newest_offers_there_is_room_for_are_read_and_the_rest_counted(
-    network: MemoryNetwork, alice: Side, bob: Side
-) -> None:
-    rights = [await right_answer(alice, alice.task(index)) for index in range(6)]
-    made = [await alice.group([right, "wrong"], index=index) for index, right in enumerate(rights)]
-    published = await alice.exchange.publisher.publish(made, 0)
-    await bob.exchange.discovery.send_heartbeat(0, 20.0)
-    assert await bob.list_some(3, 2) == 6
-    pulled = await bob.pull()
-    assert {group.id for group in pulled} == {group.id for group in published[-2:]}
-    assert await bob.list_some(3, 2) == 0
-
-
-@in_swarm()
 async def test_the_only_peer_is_asked_for_all_that_is_wanted_at_once(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
@@ -104,8 +81,7 @@ async def test_the_only_peer_is_asked_for_all_that_is_wanted_at_once(
 async def test_not_holding_a_group_is_no_fault_of_a_peer(
     network: MemoryNetwork, alice: Side, bob: Side, carol: Side
 ) -> None:
-    made = await alice.group([await right_answer(alice, alice.task()), "wrong"])
-    await alice.exchange.publisher.publish([made], 0)
+    await alice.publish(0)
     for side in (alice, bob, carol):
         await side.exchange.discovery.send_heartbeat(0, 20.0)
     await carol.list_some(8, 64)
@@ -127,12 +103,12 @@ async def _useless(side: Side, count: int, first: int = 0) -> None:
 async def test_of_a_peer_whose_groups_are_refused_about_ten_are_pulled(
     network: MemoryNetwork, mallory: Side, alice: Side, bob: Side
 ) -> None:
-    right, got = await right_answer(alice, alice.task()), 0
-    await alice.exchange.publisher.publish([await alice.group([right, "wrong"])], 0)
+    got = 0
+    await alice.publish(0)
     for round_ in range(8):
         await _useless(mallory, 8, first=8 * round_)
         got += len(await bob.fetch())
-    assert got == 1
+    assert got == len(bob.storage.live(1)) == 1
     assert bob.rejected == {"zero_advantage": STRIKES}
     liar, honest = (bob.directory.get(side.peer_id) for side in (mallory, alice))
     assert not liar.offers
@@ -251,6 +227,7 @@ async def test_pulls_under_way_take_their_slots(
         assert puller.on_offer(lambda _: 3) == 1
         assert puller.on_offer(lambda _: 1) == 0  # as after a batch that shrank
         go_on.set()
+    assert not puller._pulling
 
 
 @in_swarm(3)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exchange_sides import Side, in_swarm, right_answer, serve_raw
+from exchange_sides import Side, in_swarm, serve_raw
 
 from swarm_node.clock import SYSTEM_CLOCK
 from swarm_node.errors import TransportError
@@ -36,8 +36,7 @@ async def test_an_expelled_member_is_neither_asked_nor_answered(
     network: MemoryNetwork, alice: Side, bob: Side
 ) -> None:
     await bob.exchange.discovery.send_heartbeat(0, 20.0)
-    made = await bob.group([await right_answer(bob, bob.task()), "wrong"])
-    await bob.exchange.publisher.publish([made], 3)
+    await bob.publish(0)
     await alice.exchange.discovery.send_heartbeat(0, 20.0)
     await alice.list_some(8, 64)
     assert alice.exchange.puller.on_offer(lambda _: 64) == 1
@@ -168,8 +167,7 @@ async def test_a_peer_that_breaks_the_protocol_is_asked_nothing_and_gets_no_answ
 async def test_a_holder_that_sends_other_bytes_is_cut_off_and_not_the_author(
     network: MemoryNetwork, alice: Side, liar: Side, bob: Side
 ) -> None:
-    made = await alice.group([await right_answer(alice, alice.task()), "wrong"])
-    (own,) = await alice.exchange.publisher.publish([made], 0)
+    (own,) = await alice.publish(0)
     for side in (alice, liar, bob):
         await side.exchange.discovery.send_heartbeat(0, 20.0)
     await bob.list_some(8, 64)
@@ -191,8 +189,7 @@ async def test_a_holder_that_sends_other_bytes_is_cut_off_and_not_the_author(
 async def test_an_author_that_states_a_wrong_size_makes_no_holder_guilty(
     network: MemoryNetwork, mallory: Side, carol: Side, bob: Side
 ) -> None:
-    made = await mallory.group([await right_answer(mallory, mallory.task()), "wrong"])
-    await mallory.exchange.publisher.publish([made], 0)
+    await mallory.publish(0)
     assert len(await carol.fetch()) == 1
     for side in (mallory, carol, bob):
         await side.exchange.discovery.send_heartbeat(0, 20.0)

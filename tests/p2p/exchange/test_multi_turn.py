@@ -169,27 +169,12 @@ def receiver(tmp_path: Path) -> Receiver:
 
 
 @pytest.mark.parametrize("policy", [POLICY, FOREIGN], ids=["kin", "foreign"])
-def test_replies_and_rewards_are_found_here_and_no_reply_is_trained_on(
-    receiver: Receiver, policy: PolicyRef
-) -> None:
+def test_replies_and_rewards_are_found_here(receiver: Receiver, policy: PolicyRef) -> None:
     cut = talk("1", "23", finish=Finish.LENGTH)
     taken = receiver.take_group(group(RIGHT, LATER, NEVER, cut, policy=policy))
     assert isinstance(taken, VerifiedGroup)
     assert taken.rewards == (1.0, 1.0, 0.0, 0.0)
     assert taken.observations == ((), ("1 1 <eos>",), ("1 1 <eos>", "2 2 <eos>"), ("1 1 <eos>",))
-    codec = receiver.codec
-    rows = rows_of(taken, codec)
-    for row, said, heard in zip(rows, (RIGHT, LATER, NEVER, cut), taken.observations, strict=True):
-        assert row.completion_ids.tolist() == said.token_ids.tolist()
-        wanted: list[int] = []
-        begin = 0
-        for end, reply in zip(said.ends, (*heard, None), strict=True):
-            wanted += said.token_ids[begin:end].tolist()
-            wanted += codec.bridge(reply) if reply is not None else ()
-            begin = end
-        written, places = row.ids_after_prompt()
-        assert written.tolist() == wanted
-        assert written[places].tolist() == said.token_ids.tolist()
 
 
 def rows_of(group: VerifiedGroup, codec: Codec) -> tuple[TrainRow, ...]:

@@ -135,6 +135,7 @@ def test_any_other_refusal_is_taken_as_it_is_and_prose_that_quotes_one_is_none(
         assert one.rejected == {counted: 1}
         # A peer need not hold a group, nor serve each protocol.
         assert peer.retry.failures == (counted == "unreachable")
+        assert peer.standing.offences == 0
         causes = [cause.code for cause in one.directory.failures.causes(one.clock.now())]
         assert causes == ([told] if told else []), "only this is for its owner"
 

@@ -1,4 +1,5 @@
-"""Swarm files and two-level certificates: who is let in, who is not, and the clock's edges."""
+"""Swarm files and two-level certificates: which are made. Whom they let in is in the published
+vectors (tests/p2p/test_vectors.py)."""
 
 import json
 from pathlib import Path
@@ -11,7 +12,6 @@ from swarm_node.p2p.membership.membership import (
     CLOCK_SKEW_SECONDS,
     MAX_MEMBER_SECONDS,
     Chain,
-    IssuerBody,
     MemberBody,
     SwarmInfo,
     create_swarm,
@@ -50,54 +50,10 @@ def chain(not_before: int = T0, not_after: int = T0 + 30 * DAY) -> Chain:
     return issuer_certificate(), member
 
 
-def reason(
-    certificates: tuple[bytes, ...],
-    now: float = T0 + 1,
-    key: bytes = NODE.public_key,
-    swarm: SwarmInfo = SWARM,
-) -> str:
-    result = verify_chain(certificates, swarm, key, now)
+def reason(certificates: Chain, now: float = T0 + 1) -> str:
+    result = verify_chain(certificates, SWARM, NODE.public_key, now)
     assert isinstance(result, Rejected)
     return result.reason
-
-
-def test_a_certified_key_is_a_member() -> None:
-    member = verify_chain(chain(), SWARM, NODE.public_key, T0 + 1)
-    assert member == MemberBody(1, NODE.public_key, T0, T0 + 30 * DAY, "owner", ISSUER.public_key)
-
-
-def test_a_chain_is_exactly_two_certificates() -> None:
-    issuer, member = chain()
-    for wrong in [(), (issuer,), (issuer, member, member)]:
-        assert reason(wrong) == "schema"
-    assert reason((member, issuer)) == "kind"
-
-
-def test_an_issuer_cannot_make_issuers() -> None:
-    body = pack(IssuerBody(1, OTHER.public_key, "sub", T0, T0 + DAY, DAY, False, 0))
-    forged = seal(ISSUER, SWARM.swarm_id, Kind.ISSUER, body)
-    member = issue_member(
-        OTHER, SWARM, NODE.public_key, name="owner", not_before=T0, not_after=T0 + DAY
-    )
-    assert reason((forged, member)) == "wrong_root"
-
-
-@pytest.mark.parametrize(("signer", "subject"), [(ROOT, NODE), (NODE, OTHER)])
-def test_neither_the_root_nor_a_member_signs_members(signer: Identity, subject: Identity) -> None:
-    member = issue_member(
-        signer, SWARM, subject.public_key, name="owner", not_before=T0, not_after=T0 + DAY
-    )
-    assert reason((issuer_certificate(), member), key=subject.public_key) == "wrong_issuer"
-
-
-def test_a_certificate_serves_only_the_key_the_link_proved() -> None:
-    assert reason(chain(), key=OTHER.public_key) == "wrong_subject"
-
-
-def test_certificates_mean_nothing_in_another_swarm() -> None:
-    renamed = create_swarm("day shift", ROOT, SECRET)
-    assert renamed.swarm_id != SWARM.swarm_id
-    assert reason(chain(), swarm=renamed) == "signature"
 
 
 def test_every_flipped_bit_of_either_certificate_is_refused() -> None:
@@ -110,39 +66,14 @@ def test_every_flipped_bit_of_either_certificate_is_refused() -> None:
             assert isinstance(verify_chain(altered, SWARM, NODE.public_key, T0 + 1), Rejected)
 
 
-MONTH = (T0, T0 + 30 * DAY)
+def test_a_clock_that_tells_no_time_lets_nobody_in() -> None:
+    for now, expected in ((float("nan"), "expired"), (-float("inf"), "not_yet_valid")):
+        assert reason(chain(), now) == expected
 
 
-@pytest.mark.parametrize(
-    ("period", "now", "expected"),
-    [
-        # The edges of the member's certificate.
-        (MONTH, T0 - CLOCK_SKEW_SECONDS - 0.5, "not_yet_valid"),
-        (MONTH, T0 - CLOCK_SKEW_SECONDS, ""),
-        (MONTH, T0 + 30 * DAY + CLOCK_SKEW_SECONDS, ""),
-        (MONTH, T0 + 30 * DAY + CLOCK_SKEW_SECONDS + 0.5, "expired"),
-        (MONTH, float("nan"), "expired"),
-        (MONTH, float("inf"), "expired"),
-        (MONTH, -float("inf"), "not_yet_valid"),
-        # It begins within its issuer's time.
-        ((T0 - CLOCK_SKEW_SECONDS - 1, T0 + 2 * DAY), T0 + DAY, "outside_issuer"),
-        ((T0 - CLOCK_SKEW_SECONDS, T0 + 2 * DAY), T0 + DAY, ""),
-        ((T0 + DAY, T0 + 2 * DAY), T0 + DAY, ""),
-        ((T0 + DAY + 1, T0 + 2 * DAY), T0 + DAY, "outside_issuer"),
-    ],
-)
-def test_a_member_is_one_in_its_time_and_begins_in_its_issuers(
-    period: tuple[int, int], now: float, expected: str
-) -> None:
-    if expected:
-        assert reason(chain(*period), now) == expected
-    else:
-        assert isinstance(verify_chain(chain(*period), SWARM, NODE.public_key, now), MemberBody)
-
-
-def test_membership_outlives_the_issuer_but_not_its_allowance() -> None:
-    assert isinstance(verify_chain(chain(), SWARM, NODE.public_key, T0 + 20 * DAY), MemberBody)
-    assert reason(chain(not_after=T0 + 30 * DAY + 1)) == "outside_issuer"
+def test_an_issuers_clock_may_be_behind() -> None:
+    early = chain(T0 - CLOCK_SKEW_SECONDS, T0 + 2 * DAY)
+    assert isinstance(verify_chain(early, SWARM, NODE.public_key, T0 + DAY), MemberBody)
 
 
 def test_a_certificate_that_ends_before_it_begins_is_refused() -> None:
@@ -155,17 +86,12 @@ def test_a_certificate_that_ends_before_it_begins_is_refused() -> None:
         issuer_certificate(not_after=T0)
 
 
-def test_keys_of_small_order_are_not_certified_and_not_believed() -> None:
+def test_keys_of_small_order_are_not_certified() -> None:
     weak = b"\x01" + bytes(31)
     with pytest.raises(ValueError, match="usable"):
         issue_member(ISSUER, SWARM, weak, name="owner", not_before=T0, not_after=T0 + 1)
     with pytest.raises(ValueError, match="usable"):
         issue_issuer(ROOT, SWARM, weak, name="w", not_before=T0, not_after=T0 + 1, member_seconds=1)
-    weak_body = MemberBody(1, weak, T0, T0 + DAY, "owner", ISSUER.public_key)
-    member = seal(ISSUER, SWARM.swarm_id, Kind.CERT, pack(weak_body))
-    assert reason((issuer_certificate(), member), key=weak) == "wrong_subject"
-    body = pack(IssuerBody(1, weak, "w", T0, T0 + DAY, DAY, False, 0))
-    assert reason((seal(ROOT, SWARM.swarm_id, Kind.ISSUER, body), member)) == "key"
 
 
 def test_an_issuer_certificate_that_holds_something_else_is_refused() -> None:
@@ -208,16 +134,6 @@ def test_the_longest_certificates_fit_their_limit() -> None:
         ISSUER, SWARM, NODE.public_key, name="n" * 32, not_before=last - 1, not_after=last
     )
     assert len(member) <= MAX_CERTIFICATE_BYTES
-
-
-def test_only_a_delegate_renews_under_another_name_and_issuer() -> None:
-    times = {"not_before": T0, "not_after": T0 + DAY}
-    for delegate, expected in [(False, "not_delegate"), (True, None)]:
-        issuer = issuer_certificate(delegate=delegate)
-        for changes in [{"name": "Anna"}, {"name": "owner", "admitted_by": OTHER.public_key}]:
-            member = issue_member(ISSUER, SWARM, NODE.public_key, **changes, **times)  # type: ignore[arg-type]
-            result = verify_chain((issuer, member), SWARM, NODE.public_key, T0 + 1)
-            assert (result.reason if isinstance(result, Rejected) else None) == expected
 
 
 def test_the_swarm_id_binds_root_and_name() -> None:

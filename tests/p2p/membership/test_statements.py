@@ -83,13 +83,6 @@ def test_no_text_form_shows_a_secret() -> None:
     assert "sss" not in repr(checked) + str(checked.body)
 
 
-def test_a_list_and_a_secret_do_not_pass_for_each_other() -> None:
-    secret = state(DELEGATE, CERTIFICATE, SWARM, NewSecret(1, 1, T0, bytes(32)))
-    assert isinstance(verify_secret(secret, SWARM, T0), Statement)
-    assert not isinstance(verify_revocations(secret, SWARM, T0), Statement)
-    assert not isinstance(verify_secret(listed(1).raw, SWARM, T0), Statement)
-
-
 @pytest.mark.parametrize("junk", [b"", b"\xc1", b"\x91" * 1000])
 def test_what_is_no_statement_is_refused(junk: bytes) -> None:
     certified = seal(DELEGATE, SWARM.swarm_id, Kind.REVOKE, pack(listed(1).body))

@@ -13,7 +13,6 @@ from swarm_node.p2p.membership.membership import (
     CLOCK_SKEW_SECONDS,
     MemberBody,
     create_swarm,
-    issue_issuer,
 )
 from swarm_node.p2p.membership.ticket import (
     MAX_TICKET_CHARS,
@@ -80,17 +79,6 @@ def test_an_independent_reader_finds_the_documented_fields() -> None:
     assert values[8] == b"i" * 32
 
 
-@pytest.mark.parametrize("shape", [" {}\n", "\n\n\t{}  ", "{}\r\n"])
-def test_blanks_around_a_ticket_do_not_matter(shape: str) -> None:
-    assert parse_ticket(shape.format(ticket_text()), T0).info == SWARM
-
-
-def test_a_ticket_wrapped_over_lines_is_read() -> None:
-    text = ticket_text()
-    wrapped = "\n  ".join(text[i : i + 76] for i in range(0, len(text), 76))
-    assert parse_ticket(wrapped, T0).info == SWARM
-
-
 def test_every_cut_is_recognised_as_a_cut() -> None:
     text = ticket_text()
     for length in range(len(PREFIX), len(text)):
@@ -146,22 +134,6 @@ def test_a_ticket_that_does_not_fit_together_is_refused(
     values = fields()
     values[position] = value
     with pytest.raises(TicketError, match=message):
-        parse_ticket(text_of(values), T0)
-
-
-def test_a_ticket_signed_by_another_root_is_refused() -> None:
-    foreign = create_swarm("night shift", OTHER, SECRET)
-    values = fields()
-    values[7] = issue_issuer(
-        OTHER,
-        foreign,
-        ISSUER.public_key,
-        name="ticket",
-        not_before=T0,
-        not_after=T0 + HOUR,
-        member_seconds=DAY,
-    )
-    with pytest.raises(TicketError, match="not sign"):
         parse_ticket(text_of(values), T0)
 
 

@@ -91,16 +91,6 @@ def test_who_was_met_first_stays_and_the_other_is_dropped_also_after_a_restart()
     assert not isinstance(late, Rejected)
 
 
-def test_who_came_too_late_and_has_ended_has_ended() -> None:
-    """The ninth rule comes last, as for a node that never heard of the ticket."""
-    node = Node()
-    node.told(node.late, node.now - 10, by=node.witness)
-    node.now += 31 * 86_400
-    for shown in (node.first, node.late):
-        answer = node.members.admit(shown.chain, shown.identity.peer_id)
-        assert answer.reason == "expired"
-
-
 def test_holders_of_a_ticket_are_no_witnesses_of_it_whatever_begin_they_sign() -> None:
     node = Node()
     backdated = SWARM.chain(node.late.identity, TICKET, "one", begin=-0.0)

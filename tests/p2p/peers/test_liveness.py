@@ -28,79 +28,53 @@ from swarm_node.p2p.peers.liveness import (
 ROWS = {name: row for name, row in vars(liveness).items() if isinstance(row, Backoff)}
 #: Events with their times, and the next try.
 Events = list[tuple[float, str]]
+
+
+def fails(*times: float) -> Events:
+    return [(time, "record_failure") for time in times]
+
+
+#: Its next try is at 19,300.
+LOST = fails(*range(0, 20_000, 1000))
 CASES: dict[str, tuple[Backoff, Events, float]] = {
-    "a peer fails once": (PEER, [(10, "record_failure")], 11),
+    "a peer fails once": (PEER, fails(10), 11),
     "a second failure is followed by a longer pause": (
-        *(PEER, [(10, "record_failure"), (11, "begin"), (11, "record_failure")]),
+        *(PEER, [*fails(10), (11, "begin"), *fails(11)]),
         12.125,
     ),
-    "requests that fail together are one failure": (
-        *(PEER, [(10, "record_failure"), (10.1, "record_failure"), (10.2, "record_failure")]),
-        11,
-    ),
+    "requests that fail together are one failure": (PEER, fails(10, 10.1, 10.2), 11),
     "an answer forgives all": (
-        *(
-            PEER,
-            [
-                (10, "record_failure"),
-                (20, "record_failure"),
-                (30, "record_failure"),
-                (40, "record_answer"),
-                (50, "record_failure"),
-            ],
-        ),
+        *(PEER, [*fails(10, 20, 30), (40, "record_answer"), *fails(50)]),
         51,
     ),
     "a greeting forgives nothing": (
-        *(
-            PEER,
-            [
-                (10, "record_failure"),
-                (20, "record_failure"),
-                (21, "record_greeting"),
-                (30, "record_failure"),
-            ],
-        ),
+        *(PEER, [*fails(10, 20), (21, "record_greeting"), *fails(30)]),
         32.5,
     ),
     "a failure that may be this node's own lengthens no pause": (
-        *(
-            PEER,
-            [(10, "record_failure"), (20, "record_failure"), (30, "own fault"), (40, "own fault")],
-        ),
+        *(PEER, [*fails(10, 20), (30, "own fault"), (40, "own fault")]),
         41.25,
     ),
-    "a hint brings the next try forward": (
-        *(PEER, [(t * 1000, "record_failure") for t in range(20)] + [(19_050, "soon")]),
-        19_050,
-    ),
+    "a hint brings the next try forward": (PEER, [*LOST, (19_050, "soon")], 19_050),
     "hints are no reason to try every second": (
-        PEER,
-        [(t * 1000, "record_failure") for t in range(20)]
-        + [(19_050, "soon"), (19_050, "begin"), (19_051, "record_failure"), (19_052, "soon")],
+        *(PEER, [*LOST, (19_050, "soon"), (19_050, "begin"), *fails(19_051), (19_052, "soon")]),
         19_056,
     ),
     "an early try that fails leaves the pause as it was": (
-        PEER,
-        [(t * 1000, "record_failure") for t in range(20)]
-        + [(19_050, "soon"), (19_050, "begin"), (19_055, "record_failure")],
+        *(PEER, [*LOST, (19_050, "soon"), (19_050, "begin"), *fails(19_055)]),
         19_300,
     ),
     "a try that nobody reports is given up": (PEER, [(10, "begin")], 10 + TRY_SECONDS),
-    "a peer that never answered waits for a minute": (UNMET, [(10, "record_failure")], 70),
-    "other addresses are tried at once": (UNMET, [(10, "record_failure"), (20, "renew")], 20),
+    "a peer that never answered waits for a minute": (UNMET, fails(10), 70),
+    "other addresses are tried at once": (UNMET, [*fails(10), (20, "renew")], 20),
     "other addresses are tried even during a try": (
-        *(UNMET, [(10, "record_failure"), (60, "begin"), (62, "renew")]),
+        *(UNMET, [*fails(10), (60, "begin"), (62, "renew")]),
         62,
     ),
-    "a teller of dead peers": (TELLER, [(10, "record_failure"), (12, "record_failure")], 16),
-    "a relay is left out as long each time": (
-        RELAY,
-        [(10, "record_failure"), (50, "record_failure")],
-        80,
-    ),
+    "a teller of dead peers": (TELLER, fails(10, 12), 16),
+    "a relay is left out as long each time": (RELAY, fails(10, 50), 80),
     "a direct link whose ends do not know their position": (
-        *(DIRECT, [(10, "begin"), (11, "record_failure"), (13, "begin"), (14, "record_failure")]),
+        *(DIRECT, [(10, "begin"), *fails(11), (13, "begin"), *fails(14)]),
         16.5,
     ),
     "a direct link that cannot be": (DIRECT, [(10, "begin"), (11, "rest")], 131),

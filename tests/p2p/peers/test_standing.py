@@ -157,11 +157,3 @@ def test_where_all_are_new_all_are_drawn() -> None:
 def test_a_peer_of_useless_groups_is_drawn_seldom_and_not_never() -> None:
     drawn = _shares([("a", _standing(100)), ("b", _standing(50, 50)), ("c", _standing(2, 98))])
     assert drawn[0] > 1.5 * drawn[1] > 10 * drawn[2] > 0
-
-
-def test_the_draw_follows_its_generator() -> None:
-    offering = [(f"issuer {index % 3}", _standing(index * 5)) for index in range(12)]
-    first, second = (
-        [draw(rng, offering) for _ in range(50)] for rng in (random.Random(7), random.Random(7))
-    )
-    assert first == second

@@ -84,6 +84,11 @@ class Site:
         self.nodes.append(node)
         return node.start()
 
+    def begin(self, count: int) -> LightNode:
+        """Start the nodes below `count`. Returns the first one."""
+        first, *_ = [self.start(index) for index in range(count)]
+        return first
+
     async def stop(self) -> None:
         for node in self.nodes:
             await node.stop()
@@ -128,9 +133,7 @@ async def test_a_node_behind_a_router_learns_which_kind_it_is(site: Site) -> Non
         (("/ip4/11.0.9.1/tcp/9",), "refused", "reject"),
         (tuple(f"/ip4/11.0.9.1/tcp/{port}" for port in range(9, 13)), "timeout", "symmetric"),
     )
-    first = site.start(0)
-    for index in (1, 2, 3):
-        site.start(index)
+    first = site.begin(4)
     for seen, outcome, nat in kinds:
         site.see(0, *seen)
         site.lets_in = lambda index, outcome=outcome: outcome  # type: ignore[misc]
@@ -147,9 +150,7 @@ async def test_a_node_behind_a_router_learns_which_kind_it_is(site: Site) -> Non
 @pytest.mark.slow(reason="four nodes for almost an hour")
 @at_site(4)
 async def test_a_node_asks_every_ten_minutes_and_when_those_it_asked_are_gone(site: Site) -> None:
-    first = site.start(0)
-    for index in (1, 2):
-        site.start(index)
+    first = site.begin(3)
     await asyncio.sleep(MET)
     before = site.asked
     await asyncio.sleep(500.0)
@@ -170,9 +171,7 @@ async def test_a_node_asks_every_ten_minutes_and_when_those_it_asked_are_gone(si
 async def test_who_sees_the_node_on_its_own_machine_saw_a_link_passed_on(site: Site) -> None:
     site.see(0, "/ip4/11.0.9.1/tcp/9", "/ip4/11.0.9.1/tcp/9", "/ip6/::1/tcp/9")
     site.lets_in = lambda index: "timeout"
-    first = site.start(0)
-    for index in (1, 2):
-        site.start(index)
+    first = site.begin(3)
     await asyncio.sleep(MET)
     assert [probe.seen_ip for probe in first.reach.probes] == ["11.0.9.1"]
 
@@ -193,9 +192,7 @@ async def test_the_first_member_of_the_internet_is_asked_at_once(site: Site) -> 
     site.see(0, "/ip4/192.168.1.11/tcp/9")
     for index in (1, 2):
         site.network.place(site.members[index].identity.peer_id, f"/ip4/192.168.1.2{index}/tcp/9")
-    first = site.start(0)
-    site.start(1)
-    site.start(2)
+    first = site.begin(3)
     await asyncio.sleep(MET)
     assert first.reach.verdict().kind == "local"
     assert first.reach.dialable() is True
@@ -431,9 +428,7 @@ async def test_a_router_that_lets_in_whom_a_node_sent_to_is_seen_by_strangers(si
     site.see(0, "/ip4/11.0.9.1/tcp/9")
     site.see(5, "/ip4/11.0.9.1/tcp/10")  # a neighbour, which is not asked
     site.lets_in = lambda index: "timeout" if index in (3, 4) else "open"
-    first = site.start(0)
-    for index in (1, 2):
-        site.start(index)
+    first = site.begin(3)
     await asyncio.sleep(MET)
     assert first.reach.dialable() is True, "nobody could know better yet"
     for index in (3, 4, 5):
@@ -463,9 +458,7 @@ async def test_a_router_that_lets_in_whom_a_node_sent_to_is_seen_by_strangers(si
 async def test_members_that_lie_do_not_make_a_node_dialable(site: Site) -> None:
     site.see(0, "/ip4/11.0.9.1/tcp/9")
     site.lets_in = lambda index: "timeout"
-    first = site.start(0)
-    for index in (1, 2, 3):
-        site.start(index)
+    first = site.begin(4)
 
     async def lie(caller: str, payload: bytes) -> bytes:
         outcomes = (PortOutcome(9, "open"), PortOutcome(666, "open"))
@@ -520,8 +513,7 @@ async def test_a_member_that_found_out_nothing_gives_no_verdict(
 
 @at_site(2)
 async def test_a_peer_that_is_forgotten_meanwhile_is_not_asked(site: Site) -> None:
-    first = site.start(0)
-    site.start(1)
+    first = site.begin(2)
     await asyncio.sleep(MET)
     seen = first.transport.observed_address
 
@@ -539,9 +531,7 @@ async def test_a_peer_that_is_forgotten_meanwhile_is_not_asked(site: Site) -> No
 
 @at_site(8, ["owner", "alice", "bob", *["liars"] * 5])
 async def test_of_several_issuers_one_member_each_is_asked(site: Site) -> None:
-    first = site.start(0)
-    for index in range(1, 8):
-        site.start(index)
+    first = site.begin(8)
     await asyncio.sleep(2 * MET)
     await first.prober.refresh()
     assert sorted(probe.name for probe in first.reach.probes) == ["alice", "bob", "liars"]
@@ -551,9 +541,7 @@ async def test_of_several_issuers_one_member_each_is_asked(site: Site) -> None:
 async def test_members_at_one_host_count_once_where_there_are_others(site: Site) -> None:
     for index in (1, 2, 3, 4):
         site.see(index, f"/ip4/11.5.5.5/tcp/{index}")
-    first = site.start(0)
-    for index in range(1, 6):
-        site.start(index)
+    first = site.begin(6)
     await asyncio.sleep(2 * MET)
     await first.prober.refresh()
     assert sorted(probe.at for probe in first.reach.probes) == ["11.0.0.6", "11.5.5.5"]

@@ -217,22 +217,6 @@ def test_relays_count_where_a_node_is_not_known_to_be_dialable() -> None:
     assert (alone.kind, alone.remedy) == ("relayed", "")
 
 
-def test_what_a_node_knows_changes_with_the_probes_and_the_relays() -> None:
-    reach = Reach()
-    assert (reach.dialable(), reach.reachable_addresses(), reach.verdict().kind) == (
-        None,
-        [],
-        "unknown",
-    )
-    reach.relays = lambda: [Relay("hub")]
-    assert reach.verdict().kind == "relayed"
-    assert "hub" in reach.verdict().text
-    reach.probes, reach.ports = (alice("open"), bob("open")), (PORT,)
-    assert reach.dialable() is True
-    assert reach.reachable_addresses() == [f"/ip4/{HOME}/tcp/{PORT}"]
-    assert reach.verdict().kind == "direct"
-
-
 def test_a_node_is_seen_by_members_of_the_internet() -> None:
     reach = Reach()
     reach.probes = (LAN, LAN_TOO, alice("timeout", port=9))

@@ -44,14 +44,6 @@ async def test_a_lost_relay_is_replaced_within_ten_seconds_and_the_other_serves_
     assert await one.asks(two) == one.peer_id
 
 
-@in_world(6)
-async def test_relays_are_of_different_issuers_where_there_are_some(world: World) -> None:
-    await world.joined()
-    for each in (world.one, world.two):
-        issuers = {each.members.issuer(relay) for relay in each.reaching.relays.relay_addresses()}
-        assert len(issuers) == 2
-
-
 @in_world()
 async def test_who_can_be_dialled_or_does_not_know_keeps_no_relay(world: World) -> None:
     for known in (True, None):

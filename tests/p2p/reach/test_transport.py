@@ -67,7 +67,10 @@ async def test_what_the_target_refuses_or_cannot_send_is_its_own_word(world: Wor
     assert sum(relay.reaching.forwarding_metrics.requests for relay in world.relays) == 4
 
 
-@pytest.mark.parametrize(("mode", "served"), [("off", [False] * 3), ("serve", [True] * 3)])
+@pytest.mark.parametrize(
+    ("mode", "served"),
+    [("off", [False] * 3), ("serve", [True] * 3), ("auto", [True, False, False])],
+)
 @virtual_time
 async def test_a_node_relays_as_its_setting_says(
     loop: VirtualTimeLoop, mode: Mode, served: Sequence[bool]
@@ -81,11 +84,7 @@ async def test_a_node_relays_as_its_setting_says(
 
 
 @in_world()
-async def test_by_itself_a_node_relays_once_it_is_proven_dialable(world: World) -> None:
-    relay = world.relays[0]
-    for known, serves in ((None, False), (False, False), (True, True)):
-        relay.dialable = known
-        assert relay.reaching.serves is serves
+async def test_who_is_not_proven_dialable_is_nobodys_relay(world: World) -> None:
     for each in world.relays:
         each.dialable = None
     await world.joined()

@@ -15,6 +15,7 @@ from swarm_node.p2p.wire.identity import Identity
 from swarm_node.rollout import (
     SEED_LIMIT,
     Completion,
+    EarlierTurn,
     Finish,
     PolicyRef,
     RolloutGroup,
@@ -41,8 +42,10 @@ def completions(draw: st.DrawFn) -> Completion:
         st.floats(-(2.0**100), 0, width=32, allow_nan=False), min_size=length, max_size=length
     )
     ids = st.lists(st.integers(0, 2**32 - 1), min_size=length, max_size=length)
+    texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=50)
+    turns = draw(st.sets(st.sampled_from(cuts))) if cuts else ()  # no span reaches over a turn
     return Completion(
-        text=draw(st.text(st.characters(exclude_categories=["Cs"]), max_size=50)),
+        text=draw(texts),
         token_ids=np.asarray(draw(ids), dtype=np.uint32),
         logprobs=np.asarray(draw(logprobs), dtype=np.float32),
         spans=tuple(
@@ -50,6 +53,7 @@ def completions(draw: st.DrawFn) -> Completion:
             for start, end in zip([0, *ends], ends, strict=False)
         ),
         finish=draw(st.sampled_from(Finish)),
+        earlier_turns=tuple(EarlierTurn(draw(texts), end) for end in sorted(turns)),
     )
 
 
@@ -73,9 +77,13 @@ def assert_same(sent: RolloutGroup, received: RolloutGroup) -> None:
         received.claimed,
     )
     for mine, theirs in zip(sent.completions, received.completions, strict=True):
-        assert (mine.text, mine.spans, mine.finish) == (theirs.text, theirs.spans, theirs.finish)
+        assert (mine.turn_texts, mine.ends) == (theirs.turn_texts, theirs.ends)
+        assert (mine.spans, mine.finish) == (theirs.spans, theirs.finish)
         np.testing.assert_array_equal(mine.token_ids, theirs.token_ids)
         np.testing.assert_array_equal(mine.logprobs, theirs.logprobs)
+        assert (theirs.token_ids.dtype, theirs.logprobs.dtype) == (np.uint32, np.float32)
+        assert theirs.token_ids.flags.writeable
+        assert theirs.logprobs.flags.writeable
 
 
 @examples(60)
@@ -104,20 +112,10 @@ def test_what_is_sealed_opens_in_its_swarm_only(body: bytes, kind: Kind, swarm: 
 
 
 @examples(300)
-@given(st.data())
-def test_no_edit_of_an_envelope_is_accepted(data: st.DataObject) -> None:
-    start = data.draw(st.integers(0, len(GOLDEN)))
-    end = data.draw(st.integers(start, min(len(GOLDEN), start + 8)))
-    edited = GOLDEN[:start] + data.draw(st.binary(max_size=8)) + GOLDEN[end:]
-    result = open_sealed(edited, SWARM, Kind.RECORD)
-    assert isinstance(result, Opened) == (edited == GOLDEN)
-
-
-@examples(300)
 @given(st.binary(max_size=400))
 def test_arbitrary_bytes_are_refused_not_raised(data: bytes) -> None:
     assert isinstance(open_sealed(data, SWARM, Kind.RECORD), Rejected)
-    assert isinstance(unpack_group(data), Rejected)
+    assert unpack_group(data).reason == "schema"
 
 
 json_like = st.recursive(

@@ -12,16 +12,15 @@ from swarm_keys import Swarm
 from virtual import virtual_time
 
 from swarm_node.clock import Clock
-from swarm_node.errors import Rejected, TicketError, TransportError
+from swarm_node.errors import Rejected, TransportError
 from swarm_node.p2p.membership.members import Members
-from swarm_node.p2p.membership.ticket import PREFIX, parse_ticket
 from swarm_node.p2p.peers.peers import Peer
 from swarm_node.p2p.transports.memory import MemoryNetwork, MemoryTransport
 from swarm_node.p2p.wire.envelope import Kind, open_sealed, seal
 from swarm_node.p2p.wire.identity import Identity
 from swarm_node.p2p.wire.protocols import HELLO, LIST
 from swarm_node.p2p.wire.reasons import REASONS, Blame
-from swarm_node.p2p.wire.wire import Announcement, Presence, pack, unpack
+from swarm_node.p2p.wire.wire import Presence, pack, unpack
 from swarm_node.simulation.seeded import EPOCH
 from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
@@ -77,15 +76,6 @@ def test_a_statement_of_another_version_is_another_kind(kind: Kind) -> None:
     assert opened.reason == "kind"
 
 
-def test_within_a_version_a_body_of_another_is_refused() -> None:
-    body = Announcement(
-        1, 1, 1, bytes(34), 9, "e", "1", "f", bytes(32), bytes(32), 0, 4, True, 1
-    )  # fmt: skip
-    later = pack(body)[:1] + b"\x02" + pack(body)[2:]
-    refused = unpack(Announcement, later, max_bytes=768)
-    assert refused.reason == "schema"
-
-
 def test_a_presence_of_another_version_is_nobody_and_its_teller_is_blamed() -> None:
     """So who speaks two versions must not pass the later one on to peers of the earlier one."""
     member = SWARM.member(1)
@@ -94,9 +84,3 @@ def test_a_presence_of_another_version_is_nobody_and_its_teller_is_blamed() -> N
     heard = Members(SWARM.info, lambda: EPOCH).read_presence(later)
     assert isinstance(heard, Rejected)
     assert REASONS[heard.reason] is Blame.VIOLATION
-
-
-def test_a_ticket_of_another_version_says_what_to_do() -> None:
-    later = PREFIX.replace("1", "2") + "AAAA"
-    with pytest.raises(TicketError, match="upgrade"):
-        parse_ticket(later, EPOCH)
