@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--lora", type=int, required=True, help="rank; 0 trains all weights")
     parser.add_argument("--groups", type=int, required=True)
     parser.add_argument("--group-size", type=int, required=True)
+    parser.add_argument("--rows", type=int, required=True, help="of a forward and backward pass")
     parser.add_argument("--max-new-tokens", type=int, required=True)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--marks", type=float, nargs="+", required=True)
@@ -174,7 +175,8 @@ def main() -> None:
             use_cpu=True,
             bf16=dtype == torch.bfloat16,
             gradient_checkpointing=False,  # on by default; costs a second forward pass
-            per_device_train_batch_size=arguments.groups * arguments.group_size,
+            per_device_train_batch_size=arguments.rows,
+            gradient_accumulation_steps=arguments.groups * arguments.group_size // arguments.rows,
             num_generations=arguments.group_size,
             max_completion_length=arguments.max_new_tokens,
             temperature=arguments.temperature,

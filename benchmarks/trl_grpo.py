@@ -21,6 +21,8 @@ TRL needs an environment of its own: `make bench-trl` makes it.
     python benchmarks/trl_grpo.py [--trl-python PATH] [--marks 30 60] [--repetitions N]
     python benchmarks/trl_grpo.py --shape qwen2.5-0.5b --marks 200 [--dtype bfloat16] [--new 200]
     python benchmarks/trl_grpo.py --model FILE.gguf [--hashed] [--new 12] [--only trl] [--groups 2]
+
+On a CPU, TRL trains faster and in a fraction of the memory on a few rows at once (`--trl-rows 8`).
 """
 
 from __future__ import annotations
@@ -89,6 +91,8 @@ class Setup:
     learns: bool = True
     #: A checkpoint has the weights of a mark as often as this many updates.
     checkpoints: int = 50
+    #: Rows that TRL trains on at once; 0: all of an update.
+    trl_rows: int = 0
 
     def node(self) -> list[str]:
         """The node's settings."""
@@ -116,6 +120,7 @@ class Setup:
             *("--learning-rate", str(self.learning_rate), "--prompts", str(self.prompts)),
             *("--environment", self.environment, "--options", json.dumps(dict(self.options))),
             *("--temperature", str(self.temperature)),
+            *("--rows", str(self.trl_rows or self.groups * GROUP_SIZE)),
             *("--dtype", self.dtype, "--lora", str(self.rank)),
         ]
 
@@ -361,6 +366,7 @@ def setup_of(arguments: argparse.Namespace, marks: list[float]) -> Setup:
         dtype=arguments.dtype,
         rank=arguments.lora,
         learns=False,
+        trl_rows=arguments.trl_rows,
     )
 
 
@@ -379,6 +385,7 @@ def _real(arguments: argparse.Namespace) -> Setup:
         rank=arguments.lora,
         learns=not arguments.hashed,
         checkpoints=1,
+        trl_rows=arguments.trl_rows,
     )
 
 
@@ -390,6 +397,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--hashed", action="store_true", help="rewards of a --model by a hash")
     parser.add_argument("--groups", type=int, default=4, help="of an update of a --model")
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate of a --model")
+    parser.add_argument("--trl-rows", type=int, default=0, help="at once; default all of an update")
     parser.add_argument("--levels", type=float, nargs="*", default=[], help="of reward")
     parser.add_argument("--only", choices=("node", "trl"), help="run one of the programs")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
