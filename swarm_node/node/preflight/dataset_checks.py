@@ -61,7 +61,7 @@ def _questions(family: str, survey: Survey) -> Said:
             "derive() or held_out_bounds must put a text on the same side every time",
         )
     if survey.about < _FEW_QUESTIONS:
-        remedy = f"fewer than {_FEW_QUESTIONS:,}: a long run can memorize them; watch eval_reward"
+        remedy = f"fewer than {_FEW_QUESTIONS:,}: a long run memorizes them; watch eval_reward"
         return Said("questions", "warning", text, remedy)
     return Said("questions", "good", text)
 
