@@ -86,8 +86,8 @@ BUDGET = {
     "refusals": 14,
     "bare participles as names": 28,
     # Raised by eleven when the pages of models, engines, environments, errors, watching, threats
-    # and the protocol were split into pages of under 2,500 words.
-    "files of docs and research": 105,
+    # and the protocol were split into pages of under 2,500 words; by one for what TRL printed.
+    "files of docs and research": 106,
     "words of the longest page": 2_500,
     "words of the user guide": 30_000,
 }
