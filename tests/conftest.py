@@ -38,7 +38,7 @@ CHAT_TEMPLATE = (
 )
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 #: Seconds of processor time, child processes included, above which a test says why it is slow.
-_FAST_SECONDS = 5.0
+_FAST_SECONDS = 2.0
 _TEXTS = ["How many apples are left? 12 + 7 = 19", "The answer is 42.", "user\nassistant\n"] * 3
 
 
@@ -130,7 +130,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         if name == "costly"
     }
     if costly:
-        terminalreporter.section("not marked slow, and over five seconds of processor time")
+        terminalreporter.section("not marked slow, and over two seconds of processor time")
         for line in sorted(costly):
             terminalreporter.line(line)
 

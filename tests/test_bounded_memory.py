@@ -37,6 +37,7 @@ class Peak:
         self.of_one_author = max([self.of_one_author, *buffer._holdings.values()])
 
 
+@pytest.mark.slow(reason="nodes of very different pace")
 @pytest.mark.parametrize(("pace", "full"), [(FAST_SAMPLER, True), (FAST_TRAINER, False)])
 def test_buffers_stay_within_their_bounds_at_a_hundredfold_difference(
     pace: Pace, full: bool, monkeypatch: pytest.MonkeyPatch

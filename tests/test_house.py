@@ -402,6 +402,7 @@ def test_private_names_are_told_from_own_ones(code: str, found: list[str]) -> No
     assert [name for node in ast.walk(ast.parse(code)) for name in named_privately(node)] == found
 
 
+@pytest.mark.slow(reason="reads every test")
 def test_every_slow_test_says_why() -> None:
     marks, explained = {}, set()
     for path, node in nodes([path for path in TESTS if "slow" in path.read_text()]):

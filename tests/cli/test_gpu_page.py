@@ -60,6 +60,7 @@ def planned(row: dict[str, str], engine: str) -> dict[str, Any]:
     return dict(plan)
 
 
+@pytest.mark.slow(reason="plans eight models for two engines")
 @OF_THE_TABLE
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['model']}-{row['GPU, GB']}")
 def test_vllm_has_as_many_rows_or_more(row: dict[str, str]) -> None:
@@ -78,6 +79,7 @@ def test_vllm_has_as_many_rows_or_more(row: dict[str, str]) -> None:
         assert built_in["rows"] == 128, "all that it can use"
 
 
+@pytest.mark.slow(reason="plans eight models")
 @OF_THE_TABLE
 @pytest.mark.parametrize("row", rows(), ids=lambda row: f"{row['model']}-{row['GPU, GB']}")
 def test_a_row_of_the_table_is_the_plan(row: dict[str, str]) -> None:
@@ -214,6 +216,7 @@ def test_children_of_a_benchmark_import_what_it_can(
     ]
 
 
+@pytest.mark.slow(reason="reads every test of two rooms")
 def test_gpu_tests_that_need_vllm_say_so() -> None:
     """A machine with a GPU may have no vLLM: such a test would fail, and with it the proof."""
     for room in ("policy", "node"):

@@ -86,6 +86,7 @@ def test_a_help_fits_eighty_columns_and_is_wrapped_once_with_two_lines_an_option
     assert [row for row in rows(shown) if len(row) > 3 or len(text_of(row)) > 2] == []
 
 
+@pytest.mark.slow(reason="builds every command anew")
 @EACH_COMMAND
 def test_a_help_in_forty_columns_cuts_no_option(
     called: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -115,6 +116,7 @@ def bracketed(command: Any) -> set[str]:
     return {found for text in texts if text for found in re.findall(r"\[[^\]]+\]", text)}
 
 
+@pytest.mark.slow(reason="renders every help")
 @EACH_COMMAND
 def test_square_brackets_in_a_help_are_shown(called: tuple[str, ...]) -> None:
     shown = helped(called, 300)

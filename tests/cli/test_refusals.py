@@ -101,6 +101,7 @@ def test_a_refused_join_forgets_nothing(tmp_path: Path) -> None:
     assert [*recall(tmp_path)] == ["run.seed"]
 
 
+@pytest.mark.slow(reason="starts a process that imports all commands")
 def test_what_cannot_be_is_told_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()

@@ -69,6 +69,7 @@ def drawn(**variables: str) -> bytes:
     return text
 
 
+@pytest.mark.slow(reason="draws a screen twice in a process of its own")
 def test_no_color_means_none() -> None:
     assert b"\x1b[32m" in drawn()
     plain = drawn(NO_COLOR="1")
@@ -76,6 +77,7 @@ def test_no_color_means_none() -> None:
     assert b"and sharing" in plain
 
 
+@pytest.mark.slow(reason="draws a screen in a process of its own")
 def test_without_a_terminal_there_are_no_escapes() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "screens", "status"],

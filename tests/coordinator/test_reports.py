@@ -187,6 +187,7 @@ def test_a_ticket_with_many_keys_pushes_no_history_of_others_out(
     store.close()
 
 
+@pytest.mark.slow(reason="stores 2,000 reports")
 def test_history_from_a_time_on_does_not_walk_over_what_came_before(tmp_path: Path) -> None:
     store, steps = Store(tmp_path / "c.db"), [0]
 

@@ -25,6 +25,7 @@ def _see(store: Store, count: int, size: int = 256) -> None:
     )
 
 
+@pytest.mark.slow(reason="writes megabytes")
 def test_the_journal_shrinks_after_a_large_transaction(tmp_path: Path) -> None:
     store, journal = Store(tmp_path / "coordinator.db"), tmp_path / "coordinator.db-wal"
     _see(store, 600, 100_000)

@@ -55,6 +55,7 @@ async def _takes_no_more_than(running: Running, most: int) -> None:
             assert await _closes(reader) == b""
 
 
+@pytest.mark.slow(reason="waits for the limits of slow clients")
 async def test_who_sends_its_head_or_its_body_slowly_is_cut_off_and_others_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ async def test_requests_of_all_addresses_together_have_a_limit(
         assert asked == [200] * 5 + [429]
 
 
+@pytest.mark.slow(reason="asks 400 times")
 async def test_behind_a_proxy_the_address_is_the_one_that_the_proxy_adds(tmp_path: Path) -> None:
     async with coordinator(tmp_path / "c", Swarm(), Hand(10.0), behind_proxy=True) as running:
 

@@ -205,7 +205,8 @@ def little_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_SLACK_SECONDS", 0.2)
 
 
-@pytest.mark.parametrize("text", ["exit", "loop", pytest.param("wait", marks=WAITED_OUT)])
+@pytest.mark.slow(reason="judges are ended and started again")
+@pytest.mark.parametrize("text", ["exit", "loop", "wait"])
 def test_a_group_that_ends_the_judge_of_its_batch_costs_the_others_nothing(
     request: pytest.FixtureRequest, impatient: LastingHost, text: str
 ) -> None:
@@ -292,7 +293,8 @@ def test_a_scorer_that_never_returns_is_ended(impatient: LastingHost, text: str)
     assert (judged.faults, judged.fault_reason) == (1, "timeout")
 
 
-@pytest.mark.parametrize("whose", ["own", pytest.param("peers", marks=WAITED_OUT)])
+@pytest.mark.slow(reason="scores for seconds")
+@pytest.mark.parametrize("whose", ["own", "peers"])
 @pytest.mark.parametrize(
     ("seconds", "right", "wrong"), [(1.0, 1, 1), (0.4, 2, 14)], ids=["a group", "a larger one"]
 )
@@ -315,8 +317,9 @@ def test_peers_texts_that_use_up_their_time_are_not_scored(
     assert (judged.loss_reason, judged.rewards, judged.faults) == ("timeout", (0.0, 0.0, 0.0), 0)
 
 
+@pytest.mark.slow(reason="waits for judges that sleep")
 @pytest.mark.skipif(sys.platform != "linux", reason="states of threads are Linux's")
-@pytest.mark.parametrize("text", ["wait", pytest.param("doze", marks=WAITED_OUT)])
+@pytest.mark.parametrize("text", ["wait", "doze"])
 @pytest.mark.usefixtures("little_sleep")
 def test_a_judge_that_sleeps_is_ended_soon_and_all_of_its_time_counts(
     hostile: str, text: str
@@ -330,6 +333,7 @@ def test_a_judge_that_sleeps_is_ended_soon_and_all_of_its_time_counts(
     assert judged.seconds > 2 * (0.3 + 0.2), "two judges"
 
 
+@pytest.mark.slow(reason="judges are ended and started again")
 @pytest.mark.parametrize("text", ["exit", "leave", "segfault"])
 def test_peers_texts_that_end_fresh_judges_are_blamed(hostile: str, text: str) -> None:
     async def use(host: EnvironmentHost) -> None:
@@ -423,6 +427,7 @@ def test_a_task_that_cannot_be_made_is_unknown(lasting: LastingHost, family: str
     lasting.use(use)
 
 
+@pytest.mark.slow(reason="waits for a judge's limit")
 def test_a_task_that_takes_too_long_may_be_made_elsewhere(hostile: str) -> None:
     async def use(host: EnvironmentHost) -> None:
         with pytest.raises(SlowTaskError, match="that family") as slow:
@@ -451,6 +456,7 @@ def test_a_cancelled_judgement_leaves_a_host_that_works(lasting: LastingHost) ->
     lasting.use(use)
 
 
+@pytest.mark.slow(reason="starts processes")
 @pytest.mark.parametrize(
     ("name", "options"),
     [("no_such_environment", {}), ("hostile_environment:create", {"color": 1})],
@@ -482,6 +488,7 @@ def test_a_judge_is_fresh_until_it_has_judged_a_group(lasting: LastingHost) -> N
     assert judge.fresh, "no text was near it yet"
 
 
+@pytest.mark.slow(reason="starts a judge")
 def test_the_example_in_the_documentation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

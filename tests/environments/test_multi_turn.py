@@ -194,6 +194,7 @@ def test_a_dialogue_is_replayed_from_what_the_model_said(host: EnvironmentHost) 
     assert list(theirs.flaws) == [*flaws, "", "", ""]
 
 
+@pytest.mark.slow(reason="judges are ended and started again")
 @pytest.mark.parametrize("text", ["exit", "loop"])
 def test_a_text_that_ends_its_judge_ends_its_own_dialogue(talk: str, text: str) -> None:
     host = ProcessEnvironmentHost(talk, {}, score_seconds=0.4)
@@ -254,6 +255,7 @@ async def test_a_flaw_counts_in_a_judge_that_no_other_author_has_spoilt(talk: st
     assert hostile.flaws == ("ended",)
 
 
+@pytest.mark.slow(reason="dialogues take nearly as long as they may")
 async def test_a_group_that_its_author_could_play_turn_by_turn_is_replayed_in_time(
     talk: str,
 ) -> None:

@@ -45,7 +45,8 @@ def test_a_home_is_all_that_an_unknown_user_names(tmp_path: Path) -> None:
     work.mkdir()
     home = tmp_path / "Größe [x] 中"
     given = {"PYTHONIOENCODING": "latin-1"}
-    asked = ("--model", "tiny", "--set", "run.max_steps=2", "--listen", "/ip4/127.0.0.1/tcp/0")
+    asked = ("--model", "tiny", "--listen", "/ip4/127.0.0.1/tcp/0")
+    asked += ("--set", "run.max_steps=2", "--set", "run.eval_tasks=1")
     done = run(work, "join", "--home", home, *asked, given=given)
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr

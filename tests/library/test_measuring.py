@@ -95,6 +95,7 @@ def test_what_was_trained_is_what_is_sampled(
     assert newest != base
 
 
+@pytest.mark.slow(reason="two checkpoints answer 40 questions")
 def test_every_row_of_a_file_is_measured_once_by_every_checkpoint(
     quick_home: Path, tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def test_the_import_loads_nothing_but_the_version() -> None:
     assert unlisted == []
 
 
+@pytest.mark.slow(reason="imports the library in a process of its own")
 def test_connect_and_start_load_neither_torch_nor_hivemind() -> None:
     code = (
         "import sys, swarm_node\n"

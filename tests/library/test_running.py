@@ -133,6 +133,7 @@ def test_waiting_ends_in_time_and_says_how_far_it_came(tmp_path: Path) -> None:
         asked(tmp_path, lambda node: node.wait_for())
 
 
+@pytest.mark.slow(reason="a node leaves questions unanswered until their limit")
 def test_waiting_outlasts_a_question_that_a_busy_machine_did_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

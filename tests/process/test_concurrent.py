@@ -11,6 +11,7 @@ from swarm_node.process import Child
 CONCURRENT = True
 
 
+@pytest.mark.slow(reason="a process answers late")
 def test_requests_are_answered_when_they_are_done(with_child) -> None:
     async def body(child: Child) -> None:
         slow = asyncio.ensure_future(child.call(Wait(0.5), Waited, patience=20))
@@ -46,6 +47,7 @@ def test_a_cancelled_call_is_dropped_in_the_child(with_child) -> None:
     with_child(body)
 
 
+@pytest.mark.slow(reason="processes are ended and started again")
 @pytest.mark.parametrize(
     ("what", "message"), [("die", "exit code 3"), ("bug", "died"), ("garbage", "protocol")]
 )

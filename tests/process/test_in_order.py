@@ -30,6 +30,7 @@ def test_a_reported_error_leaves_it_alive(with_child, concurrent: bool) -> None:
     with_child(body, concurrent)
 
 
+@pytest.mark.slow(reason="processes are ended and started again")
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
@@ -71,6 +72,7 @@ def test_the_death_of_a_child_ends_a_call_at_once_however_patient_it_is(
     with_child(body)
 
 
+@pytest.mark.slow(reason="a process is ended and started again")
 def test_a_cancelled_call_does_not_leave_half_a_reply_behind(with_child) -> None:
     async def body(child: Child) -> None:
         with pytest.raises(TimeoutError):

@@ -49,6 +49,7 @@ def test_most_first_turns_of_a_dialogue_are_right_and_few_last_ones() -> None:
     )
 
 
+@pytest.mark.slow(reason="builds a model")
 def test_a_model_of_dialogues_is_built_by_its_recipe(tmp_path: Path) -> None:
     building.build_with_progress(tmp_path / "talk", Recipe(steps=1, corpus="multi-turn"))
     codec = Codec.from_directory(resolve(str(tmp_path / "talk")))

@@ -64,6 +64,7 @@ def test_a_rate_bounds_each_direction_and_can_be_changed() -> None:
             assert time.monotonic() - began < 40
 
 
+@pytest.mark.slow(reason="eighty connections")
 def test_a_share_of_the_connections_is_dropped_and_the_seed_decides_which() -> None:
     assert fates(Faults(drop=1.0)) == "." * 20
     assert fates(Faults(drop=0.0)) == "x" * 20

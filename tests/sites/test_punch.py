@@ -98,6 +98,7 @@ def test_a_held_syn_meets_the_others_through_two_firewalls_of_ipv6() -> None:
         assert met(bed, "a", "b", six=True) == ("met", "through both routers")
 
 
+@pytest.mark.nightly(reason="another kind of router")
 @pytest.mark.slow(reason="a SYN that nobody meets is given up after eight seconds")
 def test_behind_a_symmetric_router_no_syn_is_met() -> None:
     with Bed({"a": Nat.RESTRICTED, "b": Nat.SYMMETRIC}, public=1, hosts=1) as bed:

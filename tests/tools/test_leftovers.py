@@ -32,6 +32,7 @@ def test_a_clean_run_has_its_own_exit_status(tmp_path: Path) -> None:
     assert ran(code, tmp_path) == (3, [])
 
 
+@pytest.mark.slow(reason="runs a command and ends what it left")
 def test_a_process_in_a_session_of_its_own_is_found_and_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

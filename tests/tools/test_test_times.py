@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from builders import ROOT
 from test_times import LOOPS, read, tables
 
@@ -43,6 +44,7 @@ def passed(place: Path, tests: str, *options: str) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow(reason="runs pytest")
 def test_each_loop_contains_those_before_it(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     passed(tmp_path, TESTS, f"--junitxml={report}")
@@ -53,5 +55,6 @@ def test_each_loop_contains_those_before_it(tmp_path: Path) -> None:
     assert "test_it::test_of_the_night` | 0 | `test-all` |" in shown
 
 
+@pytest.mark.slow(reason="runs pytest on two workers")
 def test_tests_that_share_what_their_module_sets_up_run_on_one_worker(tmp_path: Path) -> None:
     passed(tmp_path, SHARED, "--numprocesses", "2", "--dist", "loadscope")

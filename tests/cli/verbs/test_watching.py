@@ -112,6 +112,7 @@ def test_logs_are_for_people_or_as_they_are(tmp_path: Path) -> None:
     assert json.loads(run("--json", "-n", "2").splitlines()[0])["version"] == 2
 
 
+@pytest.mark.slow(reason="a process follows a file")
 def test_logs_follow_a_file_that_is_moved_away(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "node.log", 150)
     command = [sys.executable, "-m", "swarm_node", "logs", "-f", "--json", "--home", str(tmp_path)]
@@ -139,6 +140,7 @@ def test_logs_follow_a_file_that_is_moved_away(tmp_path: Path) -> None:
     assert (tmp_path / "node.log.1").exists()
 
 
+@pytest.mark.slow(reason="waits for a file that is away for half a second")
 def test_a_log_that_is_not_there_for_a_moment_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def test_another_process_with_another_hash_seed_derives_the_same() -> None:
     assert [json.loads(each) for each in told] == [here]
 
 
+@pytest.mark.slow(reason="draws 4,000 tasks of each family")
 @pytest.mark.parametrize(
     ("preset", "family"),
     [(name, family) for name in PRESETS if name not in GRADED for family in PRESETS[name]],

@@ -48,6 +48,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.slow(reason="draws 4,000 tasks of each family")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_is_the_value_of_the_expression_and_no_constant_is_often_right(
     family: str,
@@ -59,6 +60,7 @@ def test_the_answer_is_the_value_of_the_expression_and_no_constant_is_often_righ
     assert Counter(each.answer for each in drawn).most_common(1)[0][1] <= 0.1 * 4000
 
 
+@pytest.mark.slow(reason="draws 10,000 questions of each family")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_has_ten_thousand_questions_or_as_many_as_its_level_allows(family: str) -> None:
     if SMALL.get(family, 0) <= 1000:

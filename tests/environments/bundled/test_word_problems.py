@@ -39,6 +39,7 @@ def results(node: ast.expr) -> Iterator[float]:
             yield eval(compile(ast.Expression(part), "expression", "eval"))
 
 
+@pytest.mark.slow(reason="draws many problems of each template")
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_numbers_of_a_text_give_its_answer_and_no_nonsense_on_the_way(
     template: Template,
@@ -92,6 +93,7 @@ def test_a_level_has_more_steps_than_the_one_before() -> None:
     assert averages == sorted(averages)
 
 
+@pytest.mark.slow(reason="draws 8,000 texts of each level")
 @pytest.mark.parametrize("level", range(1, len(LEVELS) + 1))
 def test_a_level_has_far_more_than_a_hundred_thousand_texts(level: int) -> None:
     """n equally likely texts would repeat about 3.2e7 / n times in 8,000 draws; unlike ones repeat

@@ -127,6 +127,7 @@ def downloaded(home: Path, *repos: str, **more: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow(reason="processes download from a server")
 def test_rows_are_fetched_once_at_a_commit_and_no_code_is(tmp_path: Path) -> None:
     home = tmp_path / "cache"
     with serving(Hub(repository(tmp_path / "set"), REPO, "datasets")) as hub:

@@ -127,6 +127,7 @@ def test_what_is_malformed_is_refused_by_line_and_option(
     assert message in str(caught.value)
 
 
+@pytest.mark.slow(reason="reads large files")
 def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
         create(str(tmp_path / "none.jsonl"))

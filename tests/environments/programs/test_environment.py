@@ -84,6 +84,7 @@ def test_white_space_at_ends_is_not_compared(left: bytes, right: bytes, same: bo
     assert (normalize_output(left) == normalize_output(right)) == same
 
 
+@pytest.mark.slow(reason="runs programs")
 @needs_programs
 def test_only_an_honest_program_is_right(environment: Environment) -> None:
     task = task_of(environment)
@@ -144,6 +145,7 @@ def test_hostile_groups_end_no_confined_judge_and_change_no_verdict(exams: Path)
         assert (judgement.faults, judgement.exception, judgement.loss_reason) == (0, "", "")
 
 
+@pytest.mark.slow(reason="starts four environments that check their rows")
 @needs_programs
 def test_the_version_covers_tests_and_limits(exams: Path, tmp_path: Path) -> None:
     rows = sums(40)
@@ -160,6 +162,7 @@ def test_the_version_covers_tests_and_limits(exams: Path, tmp_path: Path) -> Non
         create(str(exams), steps=10**8).derive(TaskRef("programs", versions[0], "sums", 1))
 
 
+@pytest.mark.slow(reason="runs programs")
 @needs_programs
 def test_steps_decide_and_nothing_else(exams: Path) -> None:
     slow = "for _ in range(200_000): pass\n"
@@ -171,6 +174,7 @@ def test_steps_decide_and_nothing_else(exams: Path) -> None:
     assert verdicts == [0.0, 1.0]
 
 
+@pytest.mark.slow(reason="starts three environments that check their rows")
 @needs_programs
 def test_more_steps_have_more_time_and_a_test_may_stand_twice(tmp_path: Path) -> None:
     row = {"question": "q", "inputs": ["1", "1"], "outputs": ["2", "2\n"]}

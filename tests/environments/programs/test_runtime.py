@@ -57,6 +57,7 @@ def test_a_program_reads_its_input_and_prints(runtime: Runtime) -> None:
     assert run(runtime, main, b"x").stdout == b"['-c'] x\n"
 
 
+@pytest.mark.slow(reason="runs programs, some to their limit")
 @needs_programs
 @pytest.mark.parametrize(
     ("program", "end", "stdout"),
@@ -83,6 +84,7 @@ def test_every_end_has_a_name(
     assert stdout is None or outcome.stdout == stdout
 
 
+@pytest.mark.slow(reason="runs thirty programs to their limit")
 @needs_programs
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_program_ends_within_its_steps_and_shows_nothing(

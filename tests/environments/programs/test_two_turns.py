@@ -59,6 +59,7 @@ def rewarded(line: RerunLine) -> float:
     return line.verdict.reward
 
 
+@pytest.mark.slow(reason="runs programs")
 @needs_programs
 def test_a_program_that_passes_the_public_tests_ends_the_dialogue(
     environment: SplitEnvironment,
@@ -76,6 +77,7 @@ def test_a_program_that_passes_the_public_tests_ends_the_dialogue(
     assert replayed(environment, task, honest(question), "more").verdict is None
 
 
+@pytest.mark.slow(reason="runs programs")
 @needs_programs
 def test_the_last_program_is_judged_by_private_tests(environment: SplitEnvironment) -> None:
     task = task_of(environment)
@@ -216,6 +218,7 @@ async def test_hostile_dialogues_end_no_confined_judge_and_change_no_verdict(exa
         assert all(len(each.observations) == 1 for each in (*hostile, late))
 
 
+@pytest.mark.slow(reason="starts three environments that check their rows")
 @needs_programs
 def test_one_turn_of_the_same_file_has_another_version_and_no_reply(exams: str) -> None:
     one, two = (create_environment("programs", {"path": exams, "turns": n}) for n in (1, 2))

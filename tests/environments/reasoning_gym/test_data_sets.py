@@ -47,6 +47,7 @@ def test_a_data_set_imported_alone_is_that_of_the_whole_package() -> None:
     } == whole
 
 
+@pytest.mark.slow(reason="starts a process for each data set")
 @pytest.mark.parametrize("name", ["gsm_symbolic", "acre", "list_functions", "gcd", "sokoban"])
 def test_a_data_set_imports_no_other_room(name: str) -> None:
     program = (

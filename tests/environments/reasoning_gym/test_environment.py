@@ -61,6 +61,7 @@ def test_every_family_of_a_preset_makes_tasks_over_the_whole_seed_range(preset: 
         assert len(prompts) > 1, family
 
 
+@pytest.mark.slow(reason="draws 600 tasks of each family")
 @pytest.mark.parametrize(
     ("preset", "family"), [(preset, family) for preset in PRESETS for family in PRESETS[preset]]
 )

@@ -66,6 +66,7 @@ EVALUATED_BY_THE_PACKAGE = {
 }
 
 
+@pytest.mark.slow(reason="imports every data set")
 def test_what_every_family_is_scored_by_is_known() -> None:
     families = set(choosable())
     assert len(families - {"zebra_puzzles"}) == 96  # that one is there where pycosat is
@@ -190,6 +191,7 @@ def evaluating(family: str) -> list[str]:
 
 # One test for all families: to name them imports all data sets, with sympy and matplotlib, and
 # parameters would do so in every process that collects.
+@pytest.mark.slow(reason="reads the sources of every scorer")
 def test_nothing_that_evaluates_is_reachable_from_a_packages_scorer() -> None:
     families = [family for family in choosable() if family not in scorers.OWN]
     found = {family: evaluating(family) for family in families}
@@ -373,6 +375,7 @@ def test_what_is_no_small_arithmetic_is_refused(text: str) -> None:
         compute(text, ARITHMETIC, Exact())
 
 
+@pytest.mark.slow(reason="draws tasks of slow families")
 @pytest.mark.parametrize(
     ("family", "text"),
     [

@@ -366,6 +366,7 @@ def test_a_held_out_draw_is_remembered_and_gives_the_same_task() -> None:
 GRADED = {"preset": "graded"}
 
 
+@pytest.mark.slow(reason="renders many tasks of every family")
 @pytest.mark.parametrize("options", [GRADED, {"preset": "graded-reasoning"}, {"preset": "short"}])
 def test_examples_are_solved_questions_for_training_and_never_the_question_itself(
     options: dict[str, object],

@@ -270,6 +270,7 @@ def busy_core(loops: int) -> Iterator[int]:
             process.wait()
 
 
+@pytest.mark.nightly(reason="shares one core with endless loops; single faults are tried above")
 @pytest.mark.slow(reason="shares one core with endless loops")
 async def test_a_judge_on_a_starved_core_blames_nobody(machine: Machine) -> None:
     async with started(machine.host):

@@ -70,6 +70,7 @@ def refs(*seeds: int) -> list[TaskRef]:
     return [TaskRef("made", with_split("1"), "one", seed) for seed in seeds]
 
 
+@pytest.mark.slow(reason="judges are ended and started again")
 async def test_every_answer_that_does_not_score_1_is_named_with_the_reason(
     made: ProcessEnvironmentHost,
 ) -> None:

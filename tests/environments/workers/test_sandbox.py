@@ -244,6 +244,7 @@ def test_code_that_does_no_harm_runs(judged: Callable[..., GroupScores]) -> None
     )
 
 
+@pytest.mark.slow(reason="starts judges")
 @pytest.mark.skipif(not LINUX, reason="the sandbox is Linux's")
 def test_nothing_that_a_text_tries_leaves_its_judge(
     judged: Callable[..., GroupScores], tmp_path: Path

@@ -42,6 +42,7 @@ def running(code: str) -> Iterator[int]:
         child.stdout.close()
 
 
+@pytest.mark.slow(reason="starts processes")
 @pytest.mark.parametrize(
     ("code", "expected"), [(SLEEPS, True), (SPINS, False), (WAITS_FOR_A_THREAD, False)]
 )
@@ -61,6 +62,7 @@ def test_a_stopped_process_and_one_that_ended_do_not_sleep() -> None:
     assert not asleep(pid)
 
 
+@pytest.mark.slow(reason="waits for a process that sleeps")
 @pytest.mark.parametrize(
     ("code", "patience", "slept"), [(SLEEPS, 600.0, True), (SPINS, 0.8, False)]
 )
@@ -84,6 +86,7 @@ def test_the_limit_ends_the_patience_with_who_sleeps(
         assert asyncio.run(main(pid)) == slept
 
 
+@pytest.mark.slow(reason="stands still for most of a second")
 def test_no_sleep_counts_while_the_node_itself_did_not_run() -> None:
     async def main(pid: int) -> bool:
         ending = asyncio.timeout(60.0)

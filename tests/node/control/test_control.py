@@ -309,6 +309,7 @@ async def test_what_answers_much_or_knows_no_token_is_not_the_node(
             await ControlClient(file).status()
 
 
+@pytest.mark.slow(reason="a reader that stops must have full buffers")
 async def test_a_page_that_stopped_reading_does_not_hold_up_the_end_of_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -136,6 +136,7 @@ async def test_a_stream_says_what_the_whole_answer_says(
             assert len(chunks) > tokens / 4  # many pieces, not one
 
 
+@pytest.mark.slow(reason="imports and asks with openai's client")
 async def test_openais_own_client_is_served(tmp_path: Path) -> None:
     openai = pytest.importorskip("openai", reason="NOT RUN: needs tests/requirements-openai.txt")
     async with running(tmp_path) as node:
@@ -357,6 +358,7 @@ async def test_a_client_that_hangs_up_is_sampled_no_further(
         assert any(row.finish is None for row in answers.rows)
 
 
+@pytest.mark.nightly(reason="fills buffers for a quarter of a minute")
 @pytest.mark.slow(reason="a reader that stops must have full buffers")
 async def test_a_client_that_stops_reading_gives_its_connection_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

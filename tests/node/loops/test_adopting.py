@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from in_memory import World, small_settings
 from virtual import virtual_time
 
@@ -41,6 +42,7 @@ def test_these_need_no_restart() -> None:
     assert {key for key, _ in settings_keys() if at_once(key)} == {"verbose", *OTHERS}
 
 
+@pytest.mark.slow(reason="a node samples, measures and trains")
 @virtual_time
 async def test_a_running_node_goes_on_with_other_settings(world: World) -> None:
     settings = small_settings(run__max_steps=1_000_000)

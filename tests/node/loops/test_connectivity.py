@@ -80,6 +80,7 @@ async def rate(node: LightNode, seconds: float) -> float:
     return (node.transport.lists - before) / seconds
 
 
+@pytest.mark.slow(reason="ten nodes for minutes of virtual time")
 @in_swarm(LIVE + 100)
 async def test_a_hundred_dead_peers_cost_under_a_tenth(swarm: Swarm) -> None:
     swarm.invent(range(LIVE, LIVE + 100))

@@ -154,6 +154,7 @@ def _done(node: Node) -> tuple[int, int]:
     return now.steps, now.groups.accepted
 
 
+@pytest.mark.nightly(reason="test_coordinator_processes.py has a node do without it")
 @pytest.mark.slow(reason="three whole nodes for two hours of virtual time")
 def test_an_hour_without_the_coordinator_costs_no_update_and_a_minute_brings_the_picture_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

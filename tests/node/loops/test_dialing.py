@@ -90,6 +90,7 @@ def test_a_closed_port_is_said_with_the_tries() -> None:
         assert scene.directory.failures.configured_count == 1
 
 
+@pytest.mark.slow(reason="waits for servers that answer in another way")
 @pytest.mark.parametrize(
     ("answers", "key", "told"),
     [
@@ -145,6 +146,7 @@ async def _saying(words: bytes, url: str = "") -> str:
     return "" if row.cause is None else text_here(row.cause)
 
 
+@pytest.mark.slow(reason="waits for servers that do not answer")
 async def test_a_coordinator_answers_only_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_what_waited_in_a_queue_costs_no_more_than_as_many_own_answers(
     assert per_row == 0 or found <= rows * per_row
 
 
+@pytest.mark.slow(reason="a node samples and measures")
 @virtual_time
 async def test_a_node_that_samples_slowly_evaluates_less_often(world: World) -> None:
     async def nothing(_: Path) -> None: ...
@@ -108,6 +109,7 @@ class _Asked(Sampler):
         return groups
 
 
+@pytest.mark.slow(reason="a node samples, measures and trains, twice")
 @pytest.mark.parametrize("seconds", [0.0, 1000.0])
 @virtual_time
 async def test_the_first_point_waits_for_the_first_update_and_is_of_the_untrained_policy(

@@ -171,6 +171,7 @@ async def test_an_expelled_node_reaches_nobody_though_all_connect(company: Conne
     assert ("peers", "error") in {(found.subject, found.level) for found in others}
 
 
+@pytest.mark.slow(reason="three nodes for a thousand seconds of virtual time")
 @in_company(3, member_seconds=600)
 async def test_members_are_renewed_while_they_run(company: Connectivity) -> None:
     await company.start(poll_seconds=5.0, token_seconds=5.0)  # hardly any work

@@ -278,6 +278,7 @@ async def test_an_error_in_a_loop_ends_the_node_with_that_error(world: World) ->
     assert_closed(world, node)
 
 
+@pytest.mark.slow(reason="two nodes sample and train")
 @virtual_time
 async def test_two_nodes_meet_and_train_on_each_others_groups(world: World) -> None:
     settings = small_settings(experience__external=1)

@@ -164,6 +164,7 @@ GOOD = [[CODEC.encode_answer("1")[0], CODEC.eos_id]] * 2
 SURE = [[-0.5, -0.5]] * 2
 
 
+@pytest.mark.slow(reason="builds a node for each of many refusals")
 @pytest.mark.parametrize(
     ("answers", "logprobs", "version", "rewards", "words"),
     [

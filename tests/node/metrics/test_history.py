@@ -149,6 +149,7 @@ def test_a_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
         MetricsFile(tmp_path / "nowhere" / "metrics.jsonl").append(row(1.0))
 
 
+@pytest.mark.slow(reason="two nodes sample, measure and train")
 @virtual_time
 async def test_a_running_node_writes_rows_of_both_kinds_of_groups(world: World) -> None:
     changed = small_settings(experience__external=1, run__eval_seconds=30.0, run__eval_tasks=4)

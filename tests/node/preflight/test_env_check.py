@@ -215,6 +215,7 @@ def test_the_questions_are_counted_and_a_constant_answer_is_tried(
         assert bool(each.remedy) == bool(remedy)
 
 
+@pytest.mark.slow(reason="draws until a limit")
 def test_draws_that_take_long_are_cut_off(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_checks, "SECONDS", 0.1)
     slow = {"payload": "ref.seed % 50_000 if not __import__('time').sleep(0.002) else 0"}

@@ -143,6 +143,7 @@ def test_doctor_and_join_decide_alike_and_every_printed_remedy_fits(model: str, 
     assert refused
 
 
+@pytest.mark.slow(reason="plans many machines and models")
 @pytest.mark.parametrize("name", ["GTX 1080", "T4", "RTX 4090"])
 @pytest.mark.parametrize("shares", [True, False])
 @pytest.mark.parametrize("model", ["qwen2.5-1.5b", "qwen3-8b"])
@@ -277,6 +278,7 @@ def test_facts_out_of_bounds_or_of_another_version_are_refused(tmp_path: Path) -
         read_facts(tmp_path / "missing", tmp_path)
 
 
+@pytest.mark.slow(reason="calls a command for each of many fields")
 def test_words_of_a_file_move_no_cursor(tmp_path: Path) -> None:
     evil = "\x1b[2J\x07\x9b\u202e[red]x[/red]"
     facts = replace(

@@ -52,6 +52,7 @@ def table(path: Path, *, accept: bool = False) -> EnvironmentTable:
     return EnvironmentTable(name="jsonl", options={"path": str(path)}, allow_invalid=accept)
 
 
+@pytest.mark.slow(reason="a judge scores a hundred rows, four times")
 @pytest.mark.parametrize(
     ("wrong", "accept", "level"),
     [
@@ -74,6 +75,7 @@ async def test_rows_whose_own_answer_fails_are_named_and_more_than_one_in_a_hund
     assert ("--allow-invalid" in found.remedy) == (level == "error")
 
 
+@pytest.mark.slow(reason="a judge scores a hundred rows, thrice")
 def test_the_start_doctor_and_the_check_refuse_the_same_file_until_it_is_accepted(
     tmp_path: Path,
 ) -> None:

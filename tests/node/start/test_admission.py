@@ -47,6 +47,7 @@ def both(home: Path, options: list[str]) -> tuple[int, dict[str, str], int, str]
     return examined.exit_code, errors, joined.exit_code, joined.stderr
 
 
+@pytest.mark.slow(reason="runs doctor and join for each setting")
 @pytest.mark.parametrize(
     ("subject", "key", "value"),
     [
@@ -90,6 +91,7 @@ def test_doctor_marks_the_game_that_join_refuses(tmp_path: Path) -> None:
     assert errors["environment"] in said
 
 
+@pytest.mark.slow(reason="runs doctor twice and join")
 def test_doctor_marks_questions_that_are_all_too_long_for_the_model(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     text = "".join(f'{{"question": "{number} is {"long " * 900}?", "answer": "{number}"}}\n'

@@ -116,6 +116,7 @@ def test_what_makes_a_start_impossible_is_refused_before_a_swarm_is_founded(tmp_
     assert not home.exists()
 
 
+@pytest.mark.slow(reason="starts many judges")
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [

@@ -40,6 +40,7 @@ def test_one_peer_gets_what_an_honest_one_needs_and_no_more() -> None:
     assert _granted(Traffic(WANTS, issuer), ["a/1"], 100) == pytest.approx(burst + 100 * rate, 0.01)
 
 
+@pytest.mark.slow(reason="many requests")
 def test_keys_of_one_issuer_share_a_budget_and_all_issuers_another() -> None:
     def long_run(peers: list[str]) -> int:
         return _granted(Traffic(WANTS, issuer), peers, 40)

@@ -132,6 +132,7 @@ def _shares(offering: list[tuple[str, Standing]], times: int = 4000) -> Counter[
     return Counter(draw(rng, offering) for _ in range(times))
 
 
+@pytest.mark.slow(reason="thousands of draws among 200 peers")
 def test_many_keys_of_one_issuer_are_drawn_as_often_as_one() -> None:
     honest = [(f"issuer {index}", _standing(100)) for index in range(3)]
     one = _shares([*honest, ("ticket", _standing(100))])[3]

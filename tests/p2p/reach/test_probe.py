@@ -126,6 +126,7 @@ async def test_a_node_learns_that_it_is_reached_and_what_shields_it(site: Site) 
     assert {probe.peer_id for probe in verdict.probes} <= others
 
 
+@pytest.mark.slow(reason="nodes meet for minutes of virtual time")
 @at_site(4)
 async def test_a_node_behind_a_router_learns_which_kind_it_is(site: Site) -> None:
     kinds = (
@@ -423,6 +424,7 @@ def test_what_is_no_probe_is_refused_as_such(tmp_path: Path) -> None:
             assert refused.reason in ("schema", "size")
 
 
+@pytest.mark.slow(reason="nodes meet for minutes of virtual time")
 @at_site(6)
 async def test_a_router_that_lets_in_whom_a_node_sent_to_is_seen_by_strangers(site: Site) -> None:
     site.see(0, "/ip4/11.0.9.1/tcp/9")
@@ -475,6 +477,7 @@ async def test_members_that_lie_do_not_make_a_node_dialable(site: Site) -> None:
     assert "11.0.9.1" in first.reach.verdict().text
 
 
+@pytest.mark.slow(reason="nodes meet for minutes of virtual time")
 @pytest.mark.parametrize(
     ("reply", "counted"),
     [
@@ -529,6 +532,7 @@ async def test_a_peer_that_is_forgotten_meanwhile_is_not_asked(site: Site) -> No
     assert site.asked == asked
 
 
+@pytest.mark.slow(reason="nodes meet for minutes of virtual time")
 @at_site(8, ["owner", "alice", "bob", *["liars"] * 5])
 async def test_of_several_issuers_one_member_each_is_asked(site: Site) -> None:
     first = site.begin(8)

@@ -181,6 +181,7 @@ def test_a_syn_goes_to_an_address_of_the_own_kind() -> None:
     assert Sides("restricted", ip="2a01:8::1").answer() == b""
 
 
+@pytest.mark.slow(reason="waits until it is given up")
 async def test_a_syn_that_meets_nobody_is_given_up() -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))  # nobody listens: the host refuses
@@ -230,6 +231,7 @@ async def _send(writer: asyncio.StreamWriter, payload: bytes) -> None:
     await writer.drain()
 
 
+@pytest.mark.slow(reason="waits until it is given up")
 async def test_a_router_that_resets_a_syn_gets_few(monkeypatch: pytest.MonkeyPatch) -> None:
     sent, met = [], punch._open_punch_socket
 

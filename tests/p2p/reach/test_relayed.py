@@ -290,6 +290,7 @@ async def test_one_asker_runs_no_more_at_once_than_over_a_link_of_its_own() -> N
     assert len(busy) == 80 - 64 - PER_ASKER
 
 
+@pytest.mark.slow(reason="hundreds of signed requests")
 async def test_a_relay_that_invents_askers_is_cut_off() -> None:
     world = World()
     """Neither their signatures nor their budgets stop them, because keys cost nothing."""

@@ -291,6 +291,7 @@ async def test_a_stranger_that_goes_on_is_cut_and_is_not_told_what_the_node_does
     assert set(world.refused) == {(peer(stranger), "flood")}
 
 
+@pytest.mark.slow(reason="hundreds of signed requests")
 async def test_a_relay_passes_on_no_more_than_its_target_bears_and_one_asker_is_not_all() -> None:
     world = World()
     world.end = world.relaying(replace(WANTS, groups=10_000.0))

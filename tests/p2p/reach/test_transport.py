@@ -309,6 +309,7 @@ class Nodes:
             await node.stop()
 
 
+@pytest.mark.slow(reason="nodes for ten minutes of virtual time")
 @in_virtual_time(lambda loop, place, **_: Nodes(loop, place, 6, 0))
 async def test_a_node_without_a_table_asks_more_peers_also_when_it_hears_presences(
     swarm: Nodes,
@@ -322,6 +323,7 @@ async def test_a_node_without_a_table_asks_more_peers_also_when_it_hears_presenc
     assert without.reached[PEERS] > 3 * other.reached[PEERS]
 
 
+@pytest.mark.slow(reason="nodes for three minutes of virtual time")
 @in_virtual_time(lambda loop, place, **_: Nodes(loop, place, 5, 3))
 async def test_whole_nodes_behind_nat_find_and_list_each_other(swarm: Nodes) -> None:
     await asyncio.sleep(180.0)

@@ -160,6 +160,7 @@ async def test_the_start_of_a_node_gives_a_slow_daemon_more_time_and_then_gives_
     assert hopeless.starts == 3
 
 
+@pytest.mark.slow(reason="a loop that gets no processor for most of a second")
 async def test_a_limit_does_not_run_while_this_node_is_late() -> None:
     loop = asyncio.get_running_loop()
     began = time.monotonic()

@@ -4,6 +4,7 @@ import math
 
 import msgpack
 import numpy as np
+import pytest
 from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -130,6 +131,7 @@ json_like = st.recursive(
 )
 
 
+@pytest.mark.slow(reason="draws many bodies")
 @examples(200)
 @given(st.data(), groups())
 def test_a_signed_but_edited_body_yields_a_sound_group_or_a_refusal(

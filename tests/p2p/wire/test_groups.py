@@ -149,6 +149,7 @@ def test_a_group_or_a_turn_that_is_too_large_cannot_be_packed() -> None:
             pack_group(group(*large), **PLACE)
 
 
+@pytest.mark.slow(reason="packs the largest groups")
 @pytest.mark.parametrize(("completions", "turns"), [(4, 2), (8, 16), (64, 1), (64, 16)])
 def test_turns_of_planned_length_make_a_group_that_peers_take(completions: int, turns: int) -> None:
     """With five bytes of text a token, and one version span a turn."""

@@ -26,6 +26,7 @@ def test_the_table_has_every_name_once() -> None:
     assert all(re.fullmatch(r"/swarm-node/[a-z-]{1,24}/1", name) for name in NAMES)
 
 
+@pytest.mark.slow(reason="reads every module")
 def test_no_other_module_spells_a_protocol() -> None:
     others = [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "protocols.py"]
     assert [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from builders import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,6 +78,7 @@ def test_alike_nodes_come_to_the_best_mixture(
     assert abs(state.current.own - best) <= 1.0
 
 
+@pytest.mark.slow(reason="800 steps an example")
 @settings(deadline=None)
 @given(supply=st.floats(0, 4.5), share=st.floats(0.1, 0.9), first=st.integers(1, 8))
 def test_next_to_peers_that_do_not_adapt_it_misses_one_group_at_most(

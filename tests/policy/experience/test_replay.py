@@ -116,6 +116,7 @@ def test_own_groups_stand_in_for_missing_peers(
     assert (drawn.own_count, drawn.external_count) == counts
 
 
+@pytest.mark.slow(reason="fills 2,000 buffers")
 def test_external_groups_are_drawn_uniformly_and_reproducibly() -> None:
     counts: Counter[str] = Counter()
     for seed in range(2000):

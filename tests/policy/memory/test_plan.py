@@ -388,6 +388,7 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["plan", *arguments], env={"COLUMNS": "80"})
 
 
+@pytest.mark.slow(reason="plans with the command")
 def test_the_command_says_it_in_json_and_in_a_table() -> None:
     done = run("--model", "qwen2.5-1.5b", "--vram", "12GB", "--json")
     assert done.exit_code == 0, done.stderr

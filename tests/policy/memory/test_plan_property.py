@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from builders import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -92,6 +93,7 @@ def test_more_memory_is_never_worse(model: ModelConfig, job: Job, a: int, b: int
         assert ranking(large) <= ranking(small)
 
 
+@pytest.mark.slow(reason="draws many plans")
 @examples(150)
 @given(shapes, jobs, cards, st.data())
 def test_a_larger_model_or_context_takes_more_and_is_never_planned_better(

@@ -166,6 +166,7 @@ def both_agree(path: Path) -> None:
     asyncio.run(sampler.close())
 
 
+@pytest.mark.slow(reason="builds many architectures")
 @pytest.mark.parametrize("model_type", SHAPES)
 def test_sampler_trainer_and_transformers_have_the_same_logprobs(
     small: Callable[[str], Path], model_type: str
@@ -202,6 +203,7 @@ def test_draws_depend_on_the_seed_alone(small: Callable[[str], Path]) -> None:
     assert len({*map(tuple, found[0])}) > 6
 
 
+@pytest.mark.slow(reason="trains many architectures")
 @pytest.mark.parametrize("rank", [0, 4])
 @pytest.mark.parametrize("model_type", SHAPES)
 def test_three_updates_reach_the_sampler_the_disk_and_transformers(

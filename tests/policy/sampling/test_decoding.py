@@ -59,6 +59,7 @@ def on(device: str, shape: CacheShape | None) -> TorchSampler:
     return TorchSampler(CausalLM.from_directory(TINY).to(device), CODEC, shape=shape, inline=True)
 
 
+@pytest.mark.slow(reason="samples four times")
 @pytest.mark.parametrize("shape", [CacheShape(64, 80), CacheShape(20, 80), CacheShape(6, 40)])
 def test_a_cache_of_fixed_shape_gives_the_same_completions(shape: CacheShape) -> None:
     fixed, exact = on("cpu", shape), on("cpu", None)

@@ -87,6 +87,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow(reason="samples each row alone")
 @pytest.mark.parametrize("shape", [None, CacheShape(4, 96)], ids=["exact", "window"])
 @pytest.mark.parametrize("case", CASES)
 def test_rows_get_the_tokens_that_they_get_alone(case: str, shape: CacheShape | None) -> None:

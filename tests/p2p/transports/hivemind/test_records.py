@@ -197,6 +197,7 @@ def test_store_holds_one_key_and_dictionaries_only() -> None:
     assert world.store.get(8) is None
 
 
+@pytest.mark.slow(reason="stores 12,000 records")
 def test_a_full_store_keeps_a_sample_that_neither_order_nor_repetition_changes() -> None:
     names = [f"peer {number}" for number in range(5000)]
     one, other = World(), World()

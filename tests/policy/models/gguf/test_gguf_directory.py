@@ -77,6 +77,7 @@ def farthest(path: Path, directory: Path, text: str = "", rope: Any = None) -> f
     return float(max((theirs - want).abs().max(), (ours - want).abs().max()))
 
 
+@pytest.mark.slow(reason="loads many models by transformers")
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("encoding", ["Q8_0", "Q4_0", "Q4_1", "F16", "BF16", "F32"])
 def test_logits_are_those_of_transformers(tmp_path: Path, family: str, encoding: str) -> None:
@@ -221,6 +222,7 @@ def test_a_refusal_of_the_architecture_leaves_nothing(tmp_path: Path, cache: Pat
     assert [file.suffix for file in cache.iterdir()] == [".lock"]
 
 
+@pytest.mark.slow(reason="two processes import torch")
 def test_two_starts_at_once_write_one_directory(tmp_path: Path, cache: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf")
     context = multiprocessing.get_context("spawn")
@@ -302,6 +304,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.slow(reason="writes a file for each of many refusals")
 @pytest.mark.parametrize(("family", "changes", "named"), REFUSED.values(), ids=REFUSED)
 def test_what_is_not_computed_is_refused_by_name_and_leaves_nothing(
     tmp_path: Path, cache: Path, family: str, changes: dict[str, Any], named: str
@@ -327,6 +330,7 @@ def test_weights_that_are_no_numbers_are_refused_by_name(tmp_path: Path, cache: 
     assert not list(cache.glob("*.new"))
 
 
+@pytest.mark.slow(reason="loads models by transformers")
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_linear_scaling_is_that_of_transformers(tmp_path: Path, family: str) -> None:
     keys = {"type": "linear", "factor": 4.0}

@@ -55,6 +55,7 @@ def distance(host: TrainerHost, model: Any, tokenizer: Any, base: Path = TINY) -
     return float((ours.log_softmax(-1) - theirs.log_softmax(-1)).abs().max())
 
 
+@pytest.mark.slow(reason="trains, and loads by transformers")
 @pytest.mark.parametrize("kind", ["full", "lora"])
 def test_transformers_loads_what_was_trained(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -97,6 +98,7 @@ def test_transformers_loads_what_was_trained(
         torch.testing.assert_close(again(ids), host.core.model(ids), rtol=0.0, atol=1e-4)
 
 
+@pytest.mark.slow(reason="trains each family, and loads it by transformers")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_loaded_as_what_they_are(
     family: str, tmp_path: Path, make_model: Callable[..., Path]

@@ -168,6 +168,7 @@ def assert_alike(
     assert torch.cosine_similarity(*directions, dim=0) > 1 - 5 * tolerance
 
 
+@pytest.mark.slow(reason="trains twice")
 @pytest.mark.parametrize("lora_rank", [0, 4])
 @pytest.mark.parametrize(("dtype", "tolerance"), [("bfloat16", 2e-2), ("float16", 4e-3)])
 def test_products_of_two_bytes_teach_about_the_same(
@@ -188,6 +189,7 @@ def test_products_of_two_bytes_teach_about_the_same(
     assert {value.dtype for value in half[0].model.parameters()} == {frozen}
 
 
+@pytest.mark.slow(reason="trains and samples eight times")
 @pytest.mark.parametrize(("dtype", "limit"), [("bfloat16", 2e-2), ("float16", 4e-3)])
 def test_the_sampler_in_two_bytes_says_what_the_trainer_would(
     tmp_path: Path, dtype: Precision, limit: float
@@ -198,6 +200,7 @@ def test_the_sampler_in_two_bytes_says_what_the_trainer_would(
     assert np.mean(errors) < limit
 
 
+@pytest.mark.slow(reason="trains")
 def test_in_float16_a_loss_scale_keeps_small_gradients_and_falls_where_one_overflows(
     random_qwen2: Path,
 ) -> None:
