@@ -116,9 +116,9 @@ async def measured(nodes: int, updates: int) -> None:
     pages: tuple[Any, ...] = (node_page, coordinator_page)
     async with async_playwright() as driver:
         browser = await driver.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        for each in pages:
+        for measure_page in pages:
             with tempfile.TemporaryDirectory() as place:
-                await each(browser, Path(place), nodes, updates)
+                await measure_page(browser, Path(place), nodes, updates)
         await browser.close()
 
 

@@ -113,8 +113,8 @@ class Marks(TrainerCallback):  # type: ignore[misc]
             self._started = time.process_time()
             tell({"begin": self._started})
             return
-        spent = time.process_time() - self._started
-        if spent < self._marks[0]:
+        cpu_seconds = time.process_time() - self._started
+        if cpu_seconds < self._marks[0]:
             return
         path = str(self._directory / f"trl-{self._marks.pop(0):g}.safetensors")
         if self._lora:
@@ -125,14 +125,14 @@ class Marks(TrainerCallback):  # type: ignore[misc]
             save_file({k: v.clone() for k, v in weights.items() if k != "lm_head.weight"}, path)
         tell(
             {
-                "cpu": spent,
+                "cpu": cpu_seconds,
                 "updates": updates,
                 "samples": updates * self._samples,
                 "weights": path,
                 "tokens": self._rewards.tokens,
             }
         )
-        self._started = time.process_time() - spent
+        self._started = time.process_time() - cpu_seconds
         control.should_training_stop = not self._marks
 
 

@@ -14,7 +14,7 @@ from swarm_node.simulation.scenario import Scenario
 from swarm_node.simulation.swarm import simulate as run
 
 
-class _Left(BaseException):
+class _Interrupted(BaseException):
     """The caller was interrupted. Nothing in a simulation may take this for a fault."""
 
 
@@ -79,13 +79,13 @@ def _run(
     scenario: Scenario, flags: Mapping[str, Any], progress: Callable[[str], object]
 ) -> SimulationReport:
     settings = simulation_settings(scenario.seed, flags)
-    steps, left = 0, threading.Event()
+    steps, interrupted = 0, threading.Event()
 
     def on_round() -> None:
         nonlocal steps
         steps += 1
-        if left.is_set():
-            raise _Left
+        if interrupted.is_set():
+            raise _Interrupted
         if steps % scenario.nodes == 0:
             progress(f"round {steps // scenario.nodes} of {scenario.rounds}")
 
@@ -93,5 +93,5 @@ def _run(
         with quietly():
             return elsewhere(lambda: run(scenario, settings, on_round))
     except KeyboardInterrupt:
-        left.set()
+        interrupted.set()
         raise

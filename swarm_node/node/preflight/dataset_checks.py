@@ -69,13 +69,13 @@ def _questions(family: str, survey: Survey) -> Said:
 def _constant(family: str, constant: BestConstant) -> Said:
     answer = last_tagged(constant.answer) or constant.answer
     excerpt = " ".join(answer.split())[:_SHOWN_CHARS]
-    left = f", without {constant.left_out} whose reference fails" if constant.left_out else ""
+    excluded = f", without {constant.left_out} whose reference fails" if constant.left_out else ""
     if not constant.tasks:
         text = f"{family}: no constant answer was tried: no reference answer of {constant.left_out}"
         text += " scores 1"
         return Said("constant", "warning", text, "correct them: see above")
     text = f'{family}: "{excerpt}" for every task scores {constant.reward:.2f}'
-    text += f" ({constant.tasks} tasks{left})"
+    text += f" ({constant.tasks} tasks{excluded})"
     if constant.reward > _GOOD_CONSTANT:
         remedy = f"a constant answer scores above {_GOOD_CONSTANT:g}: compare rewards with that"
         return Said("constant", "warning", text, remedy)
