@@ -97,6 +97,6 @@ def make_swarm(name: str, nodes: Sequence[DemoNode], now: float) -> None:
     address = f"/ip4/127.0.0.1/tcp/{first.home.port()}/p2p/{first.home.identity().peer_id}"
     for node in peers:
         ticket = first.home.invite(
-            [address], now=now, valid_seconds=_HOUR, member_seconds=24 * _HOUR
+            [address], now=now, valid_seconds=_HOUR, member_seconds=24 * _HOUR, name=node.name
         )
         node.home.join_swarm(parse_ticket(ticket, now), now)
