@@ -240,7 +240,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=SIZE, help="how many of the draw")
     parser.add_argument("--only", nargs="+", default=[""], help="parts of the changes' names")
     parser.add_argument("--wide", action="store_true", help="also tests that import the module")
-    parser.add_argument("--slow", action="store_true", help="also tests that are marked slow")
+    parser.add_argument("--slow", action="store_true", help="also slow tests, as `make test`")
     options = parser.parse_args()
     drawn = enumerate(draw()[: options.size], 1)
     chosen = [pair for pair in drawn if any(part in key(pair[1]) for part in options.only)]
