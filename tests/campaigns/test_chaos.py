@@ -25,7 +25,7 @@ def test_every_kind_of_fault_comes_before_one_comes_again() -> None:
     assert {fault.host for fault in faults} == {"pub1", "pub2", "a1"}
 
 
-@pytest.mark.nightly(reason="a campaign on three real nodes")
+@pytest.mark.nightly(reason="a campaign on three real nodes; test_swarm_processes.py kills one")
 @pytest.mark.sites
 @pytest.mark.slow(reason="starts three real nodes in namespaces, and hurts them")
 @pytest.mark.timeout(1200)

@@ -112,7 +112,7 @@ def deaf() -> Iterator[int]:
 
 @pytest.mark.slow(reason="starts a real node of four processes that import torch")
 @pytest.mark.timeout(900)
-@pytest.mark.nightly(reason="tests/p2p/peers and tests/node judge each cause without processes")
+@pytest.mark.nightly(reason="p2p/exchange/test_causes.py judges causes without processes")
 def test_addresses_at_which_nobody_is_are_told_each_with_its_cause(
     start_node: NodeStarter, tmp_path: Path
 ) -> None:
@@ -152,7 +152,7 @@ def test_addresses_at_which_nobody_is_are_told_each_with_its_cause(
 
 @pytest.mark.slow(reason="starts a real node of four processes that import torch")
 @pytest.mark.timeout(900)
-@pytest.mark.nightly(reason="tests/p2p/peers and tests/node judge each cause without processes")
+@pytest.mark.nightly(reason="p2p/exchange/test_causes.py judges causes without processes")
 def test_another_version_and_another_node_are_told(start_node: NodeStarter, tmp_path: Path) -> None:
     home, other = tmp_path / "owner", Identity.generate().peer_id
     typed(home, "init", "team")
@@ -176,7 +176,7 @@ def test_another_version_and_another_node_are_told(start_node: NodeStarter, tmp_
 
 @pytest.mark.slow(reason="starts six real nodes one after another, each of four processes")
 @pytest.mark.timeout(2400)
-@pytest.mark.nightly(reason="tests/p2p/peers and tests/node judge each cause without processes")
+@pytest.mark.nightly(reason="p2p/exchange/test_causes.py judges causes without processes")
 def test_memberships_clocks_environments_and_models_are_told_at_both_ends(
     start_node: NodeStarter, tmp_path: Path
 ) -> None:
@@ -258,7 +258,7 @@ def other_weights(path: Path) -> None:
 
 @pytest.mark.slow(reason="starts two real nodes twice, and another once")
 @pytest.mark.timeout(1800)
-@pytest.mark.nightly(reason="tests/p2p/peers and tests/node judge each cause without processes")
+@pytest.mark.nightly(reason="p2p/exchange/test_causes.py judges causes without processes")
 def test_a_membership_that_ended_is_told_at_both_ends(
     start_node: NodeStarter, tmp_path: Path
 ) -> None:
@@ -299,7 +299,7 @@ def test_another_swarm_is_told_at_both_ends(start_node: NodeStarter, tmp_path: P
     not shutil.which("unshare") or bool(subprocess.run(["unshare", "-n", "true"]).returncode),
     reason="needs network namespaces, as root",
 )
-@pytest.mark.nightly(reason="tests/p2p/peers and tests/node judge each cause without processes")
+@pytest.mark.nightly(reason="p2p/exchange/test_causes.py judges causes without processes")
 def test_a_network_that_is_down_is_told(start_node: NodeStarter, tmp_path: Path) -> None:
     """A new namespace has no interface up but loopback, so the ticket's address has no way
     to it."""

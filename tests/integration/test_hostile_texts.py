@@ -20,7 +20,7 @@ HOSTILE_MEMBER = Path(__file__).resolve().parents[1] / "hostile_member.py"
 
 @pytest.mark.slow(reason="starts real nodes, each of four processes that import torch")
 @pytest.mark.timeout(1200)
-@pytest.mark.nightly(reason="tests/policy/experience has the guard")
+@pytest.mark.nightly(reason="tests/policy/training/objective/test_plausible.py has the guard")
 def test_words_that_a_member_puts_before_right_answers_are_not_learnt(
     start_node: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -229,7 +229,7 @@ def test_damaged_machine_code_is_compiled_again(
 @needs_programs
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME counts on Linux")
 @pytest.mark.timeout(900)
-@pytest.mark.nightly(reason="compiles the interpreter: a minute of processor time")
+@pytest.mark.nightly(reason="compiles for a minute; the test above damages a small module")
 def test_damaged_machine_code_of_the_interpreter_is_compiled_again_for_its_owner_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
