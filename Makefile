@@ -88,6 +88,7 @@ test-all: setup-tests
 
 # Where the time goes, in CONTRIBUTING.md: after a whole run on a quiet machine.
 test-times: setup-tests
+	@$(FETCH_REAL)
 	$(RUN_TESTS) --hypothesis-profile thorough --junitxml=build/test-times.xml $(PYTEST)
 	$(BIN)/python .ci/tools/test_times.py build/test-times.xml
 

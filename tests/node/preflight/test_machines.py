@@ -274,6 +274,9 @@ def test_facts_out_of_bounds_or_of_another_version_are_refused(tmp_path: Path) -
         file.write_bytes(msgspec.json.encode({**good, **change}))
         with pytest.raises(ConfigError, match="doctor --json"):
             read_facts(file, tmp_path)
+    file.write_bytes(msgspec.json.encode(good).ljust((1 << 16) + 1))
+    with pytest.raises(ConfigError, match="65,536"):
+        read_facts(file, tmp_path)
     with pytest.raises(ConfigError, match="such file"):
         read_facts(tmp_path / "missing", tmp_path)
 
