@@ -114,25 +114,22 @@ def test_a_new_database_starts_a_greater_epoch(tmp_path: Path) -> None:
     assert epochs[0] < epochs[1]
 
 
-@pytest.mark.parametrize("layout", [1, 4])
-def test_a_database_of_an_older_layout_is_refused_and_left_as_it_is(
-    path: Path, layout: int
-) -> None:
+def test_a_database_of_an_older_layout_is_refused_and_left_as_it_is(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path)) as old:
         old.execute(
             "CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID"
         )
         old.execute("INSERT INTO meta VALUES ('epoch', 5000)")
-        old.execute(f"PRAGMA user_version = {layout}")
+        old.execute("PRAGMA user_version = 4")
         old.commit()
-    with pytest.raises(HomeError, match=f"has layout {layout}, .* reads layout 6 only: move it"):
+    with pytest.raises(HomeError, match=r"has layout 4, .* reads layout 6 only: move it"):
         Storage(path)
     with contextlib.closing(sqlite3.connect(path)) as old:
-        assert old.execute("PRAGMA user_version").fetchone() == (layout,)
+        assert old.execute("PRAGMA user_version").fetchone() == (4,)
         assert old.execute("SELECT * FROM meta").fetchall() == [("epoch", 5000)]
 
 
-def test_layout_5_has_these_columns(path: Path) -> None:
+def test_layout_6_has_these_columns(path: Path) -> None:
     """Every later version reads it: other columns want another number, and a conversion."""
     Storage(path).close()
     with contextlib.closing(sqlite3.connect(path)) as db:
