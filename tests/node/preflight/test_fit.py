@@ -462,6 +462,7 @@ def test_several_cards_are_planned_by_the_first() -> None:
     assert (found.plan.training.processes, found.plan.training.lora_rank) == (8, 0)
     assert found.plan.parts.trainer_weights == model.weight_count * 4 / 8
     assert trainer_settings(hosts, found).hosts == 8
+    assert not fit(hosts, model, on_gpu(40, vllm=FOR_GPU)).ipc
     with pytest.raises(ModelError, match=r"2 GPUs .* LoRA"):
         fit(settings_of(run__trainer_processes=2, **whole), model, on_gpu(12))
     adapters = {"training__lora_rank": 8, "run__trainer_processes": 4}

@@ -366,8 +366,11 @@ def test_code_of_a_repository_never_runs(small: Callable[[str], Path], tmp_path:
     )
     (place / "trap.py").write_text(trap)
     transformers_config._known.clear()
+    told: list[object] = []
+    for _ in range(2):
+        by_child = transformers_config.read_config(place, told.append)
+        assert len(told) == 1, "a child reads it, once"
     assert resolve(str(place)) == place.resolve()
-    by_child = ModelConfig.from_directory(place)
     transformers_config._known.clear()
     assert ModelConfig.from_directory(place) == by_child
     TransformersLM.from_directory(place)
