@@ -39,6 +39,11 @@ EQUIVALENT: dict[str, str] = {
 #: Changes of `campaigns.drawn` that no test can miss, or none but a copy of the line, each with the
 #: reason.
 EQUIVALENT_CHANGES: dict[str, str] = {
+    "policy/models/decoder/causal_lm.py CausalLM.rotary: len(table[0]) >= length becomes "
+    "(len(table[0])) > (length)": ("the table that is computed anew is the same"),
+    "policy/sampling/transformers_decoder.py TransformersDecoder.__init__: self._positions = "
+    "torch.zeros(0, dtype=torch.int64) becomes pass": ("`begin` sets it before any step"),
+    "policy/models/gguf/shape.py _SHOWN: 80 becomes 81": "how much of a foreign text is quoted",
     "environments/workers/processes.py ScoringWorker.survey: 2 becomes 3": (
         "a patience: the survey ends by itself after the seconds that it is given"
     ),

@@ -12,7 +12,7 @@ from swarm_keys import verify_chain
 from swarm_node.durable import Journal
 from swarm_node.errors import HomeError, NotRunningError, TicketError
 from swarm_node.node.control.control import ControlClient
-from swarm_node.node.home.file_checks import RECORD, Record
+from swarm_node.node.home.file_checks import RECORD, RECORD_VERSION, Found, Record, home_state
 from swarm_node.node.home.home import Home
 from swarm_node.node.home.read_files import take_stock
 from swarm_node.p2p.membership.membership import MemberBody
@@ -131,6 +131,16 @@ def test_a_key_file_is_never_overwritten(tmp_path: Path) -> None:
     assert Identity.load(tmp_path / "key").peer_id == identity.peer_id
     with pytest.raises(HomeError):
         Identity.generate().save(tmp_path / "key")
+
+
+def test_only_a_record_tells_a_home_that_was_begun_from_one_that_lost_its_swarm() -> None:
+    files = {name: Found("sound") for name in (RECORD, "node.key")}
+    begun, finished = (Record(RECORD_VERSION, done, ["node.key"]) for done in (False, True))
+    assert home_state(files, begun).state == "begun"
+    for lost in ({"node.key": Found("sound")}, None), (files, finished):
+        state = home_state(*lost)
+        assert state.state == "broken"
+        assert "swarm.json" in {fault.file for fault in state.errors}
 
 
 @pytest.mark.timeout(20)
