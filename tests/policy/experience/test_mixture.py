@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -132,7 +133,10 @@ def test_a_falling_probe_lowers_the_external_share_which_comes_back() -> None:
     *_, before = fed(at(4), [0.5] * 5)
     assert before.current == Mixture(3, 5)
     falling = fed(before, [0.45, 0.40, 0.35, 0.30])
-    assert falling[-1].allowance < 1.0
+    further = fed(falling[-1], [0.20, 0.10, 0.0])
+    lowered = [state.allowance for state in (before, *falling, *further)]
+    assert all(after in (before, max(0.125, before / 2)) for before, after in pairwise(lowered))
+    assert lowered[-1] == 0.125
     assert min(state.current.external for state in falling) <= 1
     *_, after = fed(falling[-1], [0.30] * 40)
     assert after.allowance == 1.0
