@@ -39,6 +39,10 @@ EQUIVALENT: dict[str, str] = {
 #: Changes of `campaigns.drawn` that no test can miss, or none but a copy of the line, each with the
 #: reason.
 EQUIVALENT_CHANGES: dict[str, str] = {
+    "environments/bundled/drills.py PRESETS: 7 becomes 8": (
+        "a choice of lengths, of which a test would be a copy"
+    ),
+    "node/loops/sampling/levels.py Levels._probes: 0 becomes 1": "without seeds none is chosen",
     "policy/models/decoder/causal_lm.py CausalLM.rotary: len(table[0]) >= length becomes "
     "(len(table[0])) > (length)": ("the table that is computed anew is the same"),
     "policy/sampling/transformers_decoder.py TransformersDecoder.__init__: self._positions = "

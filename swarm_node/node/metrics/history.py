@@ -99,7 +99,7 @@ class UpdateRow(msgspec.Struct, frozen=True, kw_only=True):
     entropy: Annotated[
         float,
         figure("Entropy of the policy per token.", "entropy_nats", live_format="entropy {:.2g}"),
-    ] = 0.0
+    ]
     clip_ratio: Annotated[float, figure("Fraction of clipped tokens.", "clip_ratio")]
     grad_norm: Annotated[float, figure("Norm of the gradient before clipping.", "grad_norm")]
     tokens: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -97,7 +98,7 @@ def test_status_counts_turns_and_what_a_rerun_rejects() -> None:
     def shown(turns: float | None) -> str:
         return local_groups(msgspec.structs.replace(QUIET, latest=history_row(1.0, turns=turns)))
 
-    assert shown(1.75).endswith("; 1.8 turns per rollout")
+    assert "1.8" in shown(1.75)
     assert "turns" not in shown(1.0) + shown(None), "single answers, and none yet"
     counts = {"rerun_mismatch": 3, "unreachable": 2}
     assert format_rejections(msgspec.structs.replace(QUIET, rejected=counts)) == "3 rerun_mismatch"
@@ -124,12 +125,15 @@ def test_a_node_warns_of_the_end_of_its_membership_in_the_last_third() -> None:
     row = MembershipRow("alice", "alice", 0, int(90 * day), "member")
     assert row.alarms(59 * day) == []
     (soon,) = row.alarms(78 * day)
-    assert "ends on 1970-04-01, in 12 days" in soon
+    assert re.findall(r"[\d-]+", soon) == ["1970-04-01", "12"]
     (ended,) = msgspec.structs.replace(row, standing="expired").alarms(91 * day)
-    assert "ended on 1970-04-01" in ended
+    assert "1970-04-01" in ended
     assert "--ticket-file" in ended
-    (expelled,) = msgspec.structs.replace(row, standing="revoked").alarms(day)
-    assert "revoked" in expelled
+    revoked = msgspec.structs.replace(row, standing="revoked", revoked=int(5 * day))
+    assert "1970-01-06" in revoked.alarms(day)[0]
+    (undated,) = msgspec.structs.replace(revoked, revoked=0).alarms(day)
+    assert "revoked" in undated
+    assert "1970" not in undated
     text = shown(msgspec.structs.replace(QUIET, membership=row))
     assert "alice, until 1970-04-01" in text
 

@@ -223,6 +223,13 @@ def test_draws_that_take_long_are_cut_off(place: Path, monkeypatch: pytest.Monke
     assert "(cut off" in said.text
 
 
+@pytest.mark.slow(reason="draws for two seconds")
+def test_drawing_may_use_its_seconds(place: Path) -> None:
+    busy = {"payload": "ref.seed % 50_000 + 0 * sum(range(10_000))"}
+    (said,) = [each for each in checked(environment(place, **busy)) if each.kind == "questions"]
+    assert said.level == "good"
+
+
 @pytest.mark.slow(reason="starts two environments, and a model that answers")
 @pytest.mark.parametrize(
     ("more", "level"), [("score_seconds = 0.0", "warning"), ("score_seconds = 60.0", "good")]
