@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from swarm_node.clock import SYSTEM_CLOCK
+from swarm_node.clock import SYSTEM_CLOCK, Clock
 from swarm_node.node.home.home import Membership
 from swarm_node.p2p.exchange.discovery import Discovery
 from swarm_node.p2p.exchange.membership_sync import MembershipSync
@@ -22,7 +22,7 @@ from swarm_node.storage import Storage
 class Peer:
     """A member's transport, server and heartbeat; no groups."""
 
-    def __init__(self, place: Path, membership: Membership) -> None:
+    def __init__(self, place: Path, membership: Membership, clock: Clock = SYSTEM_CLOCK) -> None:
         self.peer_id = membership.identity.peer_id
         self.transport = HivemindTransport(
             membership.identity,
@@ -33,9 +33,7 @@ class Peer:
             rng=random.Random(0),
         )
         self.office = MemoryOffice()
-        self.local = local = LocalNode.of(
-            membership.identity, membership.swarm, SYSTEM_CLOCK, self.office
-        )
+        self.local = local = LocalNode.of(membership.identity, membership.swarm, clock, self.office)
         self.members, self.directory, self.rejected = local.members, local.directory, local.rejected
         self.own = Credentials(
             local,

@@ -81,8 +81,9 @@ async def test_two_nodes_that_cannot_dial_each_other_exchange_over_a_relay(tmp_p
     async with site(tmp_path) as (one, two, relays):
         assert await one.asks(two) == one.peer_id.encode()
         assert await two.asks(one) == two.peer_id.encode()
-        with pytest.raises(RefusedError, match="not for you"):
+        with pytest.raises(RefusedError) as refused:
             await one.asks(two, WHO, b"no")
+        assert refused.value.code == "", "words of the other's handler: a relay's have a code"
         assert await one.asks(two, SIZED, b"3000000") == bytes(3_000_000)
         replies = await asyncio.gather(*(one.asks(two, SIZED, b"100000") for _ in range(12)))
         assert replies == [bytes(100_000)] * 12
@@ -101,7 +102,6 @@ async def test_when_a_relays_daemon_dies_the_other_serves_and_a_third_takes_its_
         via = next(iter(one.reaching._ways[two.peer_id].relays))
         (lost,) = (relay for relay in relays if relay.peer_id == via)
         assert lost.inner.daemon_pid is not None
-        began = time.monotonic()
         os.kill(lost.inner.daemon_pid, signal.SIGKILL)
         assert await one.asks(two) == one.peer_id.encode()
         while (
@@ -110,8 +110,6 @@ async def test_when_a_relays_daemon_dies_the_other_serves_and_a_third_takes_its_
         ):
             await two.reaching.keep()
             await asyncio.sleep(0.5)
-        # Ten seconds on a machine with nothing else to do.
-        assert time.monotonic() - began < 60
         assert via not in two.reaching.relays.relay_addresses()
         assert await one.told_of(two) == 1
         assert await one.asks(two) == one.peer_id.encode()

@@ -14,10 +14,17 @@ from typing import Any
 
 import psutil
 import pytest
-from running import COMMAND, typed
+from running import COMMAND, RunningNode, typed
 
 from swarm_node.p2p.addresses.addresses import unused_port
 from swarm_node.p2p.membership.ticket import parse_ticket
+
+
+def runs(home: Path) -> bool:
+    """Check that a node runs there. It answers so once it has said where it listens, and what
+    follows from that."""
+    status = RunningNode(home, []).status()
+    return status is not None and status["state"] == "running"
 
 
 @contextmanager
@@ -34,11 +41,10 @@ def joined(home: Path, *flags: str) -> Iterator[str]:
         )
     try:
         deadline = time.monotonic() + 300
-        while "listening" not in log.read_text() or "/p2p/" not in log.read_text():
+        while not runs(home):
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.5)
-        time.sleep(1)  # lines that follow
         yield log.read_text()
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 0, log.read_text()

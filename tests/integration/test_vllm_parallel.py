@@ -33,9 +33,12 @@ ASKED = SampleRequest((5, 6, 7, 8, 9, 10), n=4, max_new_tokens=24, temperature=1
 
 @pytest.fixture(autouse=True)
 def _no_shared_memory() -> Iterator[None]:
-    """Remove what vLLM's workers on CPUs leave when they are killed. GPUs have no such memory."""
+    """Remove what vLLM's workers on CPUs leave when they are killed. GPUs have no such memory.
+    What was there before is another program's."""
+    memory = Path("/dev/shm")
+    before = {*memory.glob("vllm_dist_*-cpushm_*")}
     yield
-    for left in Path("/dev/shm").glob("vllm_dist_*-cpushm_*"):
+    for left in {*memory.glob("vllm_dist_*-cpushm_*")} - before:
         left.unlink()
 
 

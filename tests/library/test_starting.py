@@ -18,6 +18,7 @@ from swarm_node.cli.main import app
 from swarm_node.config import load_settings, parse_assignments
 from swarm_node.errors import ChildError, ConfigError, SlowNodeError
 from swarm_node.library.starting import _toml
+from swarm_node.process import leader
 
 
 @pytest.mark.parametrize(
@@ -105,7 +106,8 @@ def test_a_node_ends_with_the_program_that_started_it(tmp_path: Path) -> None:
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     node = psutil.Process(int(program.stdout.readline()))
-    time.sleep(0.5)
+    while leader.__file__ in node.cmdline():  # it has not become the node yet
+        time.sleep(0.01)
     os.kill(program.pid, signal.SIGKILL)
     program.communicate()
     node.wait(30)

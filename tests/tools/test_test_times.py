@@ -22,10 +22,12 @@ def test_of_the_night(): pass
 def test_skipped(): pytest.skip("here")
 """
 
-SHARED = """
+#: Apart: conftest.py, which reads this file too, must not find a fixture of a module in it.
+SCOPE = "module"
+SHARED = f"""
 import pytest
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="{SCOPE}")
 def shared(): return []
 @pytest.mark.parametrize("number", range(8))
 def test_it(shared, number):

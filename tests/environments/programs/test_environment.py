@@ -207,7 +207,7 @@ def test_rows_that_a_constant_answers_are_told(tmp_path: Path) -> None:
     [
         ({"inputs": ["1"], "outputs": ["1"]}, "'question' must be a text"),
         ({"question": "q", "outputs": ["1"]}, "'inputs' must be a list of texts"),
-        ({"question": "q", "inputs": ["1"], "outputs": [1]}, "'outputs' must be a list of texts"),
+        ({"question": "q", "inputs": ["1"], "outputs": [1]}, "line 4: 'outputs' "),
         ({"question": "q", "inputs": ["1"], "outputs": []}, "as many 'outputs'"),
         ({"question": "q", "inputs": [], "outputs": []}, "give 1 to 10"),
         (

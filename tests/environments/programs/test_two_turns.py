@@ -239,7 +239,7 @@ PUBLIC: Mapping[str, Any] = {"public_inputs": ["3"], "public_outputs": ["1"]}
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ({**PUBLIC}, "'inputs' must be a list of texts"),
+        ({**PUBLIC}, "line 4: 'inputs' "),
         ({**PUBLIC, "inputs": [], "outputs": []}, "give 1 to 10 'inputs', and as many 'outputs'"),
         (
             {"inputs": ["1", "3 \n"], "outputs": ["1", "2"], **PUBLIC},
@@ -247,7 +247,7 @@ PUBLIC: Mapping[str, Any] = {"public_inputs": ["3"], "public_outputs": ["1"]}
         ),
         (
             {"inputs": ["1"], "outputs": ["1"], "public_inputs": ["2"]},
-            "'public_outputs' must be a list of texts",
+            "line 4: 'public_outputs' ",
         ),
         (
             {"inputs": ["1"], "outputs": ["1"], "public_inputs": [], "public_outputs": []},

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from swarm_node.environments.workers.sleep_detection import SleepLimit, asleep
@@ -26,6 +27,12 @@ thread.start()
 print(flush=True)
 thread.join()
 """
+#: The state of a program's first thread while it does what it is for.
+STATES = {
+    SLEEPS: psutil.STATUS_SLEEPING,
+    SPINS: psutil.STATUS_RUNNING,
+    WAITS_FOR_A_THREAD: psutil.STATUS_SLEEPING,
+}
 
 
 @contextmanager
@@ -34,7 +41,10 @@ def running(code: str) -> Iterator[int]:
     assert child.stdout is not None
     try:
         child.stdout.readline()
-        time.sleep(0.2)  # after the line it does what it is for
+        deadline = time.monotonic() + 60
+        while psutil.Process(child.pid).status() != STATES[code]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         yield child.pid
     finally:
         child.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -11,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from trained_homes import TINY
+from virtual import virtual_time
 
 from swarm_node.errors import ModelError
 from swarm_node.node.loops.openai_requests import (
@@ -20,11 +20,13 @@ from swarm_node.node.loops.openai_requests import (
     OpenAIRequests,
     SampledChoices,
 )
+from swarm_node.policy.models.decoder.causal_lm import CausalLM
 from swarm_node.policy.models.text.codec import Codec
 from swarm_node.policy.sampling.sampler import Row, SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.policy.sampling.vllm.messages import remaining_request
 from swarm_node.rollout import Finish
+from swarm_node.simulation.virtual_time import VirtualTimeLoop
 
 torch.set_num_threads(1)
 CODEC = Codec.from_directory(TINY)
@@ -126,15 +128,19 @@ async def test_who_has_left_is_sampled_no_further() -> None:
         assert guests.rows == 0 or not any(each is answers for each in guests._waiting)
 
 
-async def test_guests_take_their_share_of_the_time_and_no_more() -> None:
-    async with sampling(0.2) as (sampler, guests):
-        assert guests.ask(asked("long", longest=12 * SLICE), stays) is not None
-        began = time.monotonic()
-        for _ in range(6):
-            await guests.step()
-        took = time.monotonic() - began
-        last = sampler.guest_seconds / 6  # the pause after the last slice is still to come
-        assert 0 < sampler.guest_seconds <= 0.2 * took + 3 * last
+@virtual_time
+async def test_guests_take_their_share_of_the_time_and_no_more(loop: VirtualTimeLoop) -> None:
+    """The sampler counts real seconds. On this clock they pass only in the pauses after them."""
+    sampler = TorchSampler(CausalLM.from_directory(TINY), CODEC, inline=True)
+    guests = OpenAIRequests(sampler, share=0.2, now=loop.time)
+    assert guests.ask(asked("long", longest=12 * SLICE), stays) is not None
+    used = 0.0
+    for _ in range(6):
+        before, began = sampler.guest_seconds, loop.time()
+        await guests.step()
+        assert sampler.guest_seconds > before
+        assert loop.time() - began == pytest.approx(used / 0.2)
+        used = sampler.guest_seconds - before
 
 
 async def test_own_requests_are_not_metered_and_wait_for_one_slice_at_most() -> None:

@@ -205,6 +205,11 @@ def test_a_swarm_file_others_can_read_is_refused(saved: Path) -> None:
         SwarmInfo.load(saved)
 
 
+def check_unusable(path: Path) -> None:
+    with pytest.raises(HomeError, match="not a usable swarm file"):
+        SwarmInfo.load(path)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -226,15 +231,13 @@ def test_a_swarm_file_others_can_read_is_refused(saved: Path) -> None:
 )
 def test_a_damaged_swarm_file_is_refused(saved: Path, change: dict[str, object]) -> None:
     saved.write_text(json.dumps({**json.loads(saved.read_text()), **change}))
-    with pytest.raises(HomeError, match="not a usable swarm file"):
-        SwarmInfo.load(saved)
+    check_unusable(saved)
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[" * 3000, b" " * 5000])
 def test_a_file_that_is_no_swarm_file_is_refused(saved: Path, data: bytes) -> None:
     saved.write_bytes(data)
-    with pytest.raises(HomeError, match="not a usable swarm file"):
-        SwarmInfo.load(saved)
+    check_unusable(saved)
 
 
 def test_a_swarm_file_that_is_longer_than_any_is_refused(saved: Path) -> None:
