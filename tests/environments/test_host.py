@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -191,7 +192,10 @@ async def test_a_batch_of_groups_is_judged_as_each_alone_and_in_this_process(hos
         assert (info.name, info.version, info.families) == (same.name, same.version, same.families)
         alone = [await host.score(ref, texts) for ref, texts in groups]
         asked = host._scoring_workers["own"]._groups
-        assert await host.score_all(groups) == alone == list(await inline.score_all(groups))
+        began = time.monotonic()
+        together = await host.score_all(groups)
+        assert 0 < sum(each.seconds for each in together) <= time.monotonic() - began
+        assert together == alone == list(await inline.score_all(groups))
         assert host._scoring_workers["own"]._groups == asked + len(groups)
         for each in (host, inline):
             assert await each.render([REF]) == ["say 7"]
