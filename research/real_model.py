@@ -306,9 +306,9 @@ def draw(raw: Path, path: Path) -> list[Path]:
 
 
 _TITLES = {
-    "same": "all nodes have all tasks ({seeds} seeds)",
-    "rare": "the same, rewards are rare ({seeds} seeds)",
-    "private": "each node has one of four ({seeds} seeds)",
+    "same": "common rewards ({seeds} seeds)",
+    "rare": "rare rewards ({seeds} seeds)",
+    "private": "private families ({seeds} seeds)",
 }
 
 

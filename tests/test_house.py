@@ -87,7 +87,7 @@ BUDGET = {
     "bare participles as names": 28,
     # Raised by eleven when the pages of models, engines, environments, errors, watching, threats
     # and the protocol were split into pages of under 2,500 words; by one for what TRL printed.
-    "files of docs and research": 106,
+    "files of docs and research": 107,
     "words of the longest page": 2_500,
     "words of the user guide": 30_000,
 }
