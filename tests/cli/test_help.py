@@ -42,8 +42,9 @@ def command_of(called: tuple[str, ...]) -> Any:
 
 def helped(called: tuple[str, ...], width: int) -> str:
     """What `--help` of a command shows in a terminal of this width."""
-    environ = {"COLUMNS": str(width), "TERMINAL_WIDTH": str(width)}
-    return CliRunner().invoke(PROGRAMS[called[0]], [*called[1:], "--help"], env=environ).stdout
+    # Not TERMINAL_WIDTH, which typer reads once, at its first help.
+    arguments, environ = [*called[1:], "--help"], {"COLUMNS": str(width)}
+    return CliRunner().invoke(PROGRAMS[called[0]], arguments, env=environ).stdout
 
 
 def rows(shown: str) -> list[list[str]]:
