@@ -86,6 +86,7 @@ class Unmapping(TorchSampler):
         raise UnmappedError("cannot map the trainer's memory on the GPU: invalid device context")
 
 
+@pytest.mark.nightly(reason="a fallback of GPUs alone, which takes four starts of a trainer")
 @pytest.mark.slow(reason="runs a whole node twice, the second time to its first update")
 def test_a_node_whose_sampler_cannot_map_the_base_starts_once_more_with_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
