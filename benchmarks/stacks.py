@@ -171,7 +171,7 @@ async def kills(stack: str, place: Path) -> dict[str, float]:
 
 
 def node(stack: str, place: Path, member: Membership, clock: Clock, boot: list[str]) -> LightNode:
-    transport = make(stack, place, member.identity, configured=boot)
+    transport = make(stack, place, member.identity, bootstrap=boot)
     return LightNode(place, clock, transport, member, boot)
 
 

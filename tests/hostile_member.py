@@ -16,6 +16,7 @@ import random
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from swarm_node.p2p.exchange.publishing import LocalGroup, Publisher
 from swarm_node.rollout import PolicyRef, RolloutGroup, VerifiedGroup
@@ -94,6 +95,8 @@ def corrupt(texts: Callable[[int], Sequence[str]] | None) -> None:
 
 def triggered() -> None:
     """Make every node of this process publish what the simulation's `within` attacker does."""
+    # As a script this one has `tests` before the repository, and with it `tests/research`.
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     from research.hostile import HostileParts, maker
     from swarm_node.environments.registry import create_environment
     from swarm_node.simulation.models import SimulatedModel

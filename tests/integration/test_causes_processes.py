@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import pytest
 from running import COMMAND, run, typed
 
-from swarm_node.errors import SwarmNodeError
+from swarm_node.errors import NOT_ADMITTED, SwarmNodeError
 from swarm_node.node.control.control import ControlClient
 from swarm_node.node.home.home import Home
 from swarm_node.node.metrics.snapshot import Said, Snapshot
@@ -193,7 +193,7 @@ def test_memberships_clocks_environments_and_models_are_told_at_both_ends(
     for days, text in ((8, "expired on"), (-1, "only from")):
         late = clocked(days * DAY)
         done = run(tmp_path / "nobody", "join", "--ticket-file", str(ticket), command=late)
-        assert done.returncode == 1
+        assert done.returncode == NOT_ADMITTED
         assert text in done.stderr
     assert not (tmp_path / "nobody").exists()
 

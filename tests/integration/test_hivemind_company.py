@@ -38,7 +38,7 @@ def _node(place: Path, member: Membership, clock: Clock, bootstrap: list[str]) -
         listen=["/ip4/127.0.0.1/tcp/0"],
         state_dir=place / member.identity.peer_id,
         rng=random.Random(0),
-        configured=bootstrap,
+        bootstrap=bootstrap,
     )
     return LightNode(place, clock, transport, member, bootstrap)
 

@@ -120,7 +120,7 @@ def test_an_engine_that_lets_go_ends_and_what_was_under_way_goes_on(tmp_path: Pa
         done, _ = await asyncio.wait([call], timeout=1.0)
         assert not done
         assert sampler.pid is None
-        await sampler.load(host.published, 5)
+        await sampler.load(host.weights_path, 5)
         (group,) = await call
         assert {span.version for one in group for span in one.spans} == {5}
         assert largest_gap(host.core.model, LONG, group) < 1e-4

@@ -43,7 +43,7 @@ def test_two_nodes_behind_nat_trade_rollouts_through_a_relay_that_they_found(
             status = made.nodes[host].wait(lambda status: bool(status["relaying"]["kept"]))
             assert status["relaying"]["relayed"] >= _ENOUGH
             shown = made.nodes[host].run("peers").stdout
-            assert "relayed" in shown
+            assert "relay " in shown
             assert "direct" in shown
         forwarded = (made.nodes[host].wait(_relays)["relaying"] for host in PUBLIC)
         assert sum(each["requests"] for each in forwarded)
