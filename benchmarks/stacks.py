@@ -187,13 +187,13 @@ async def meet(stacks: tuple[str, ...], place: Path, count: int) -> dict[str, fl
         nodes.append(node(stacks[index % len(stacks)], place, member, clock, boot).start())
         await until(lambda: bool(nodes[-1].transport.addresses()))
     all_started = time.monotonic()
-    await until(lambda: all(len(each.partners()) == count - 1 for each in nodes))
+    await until(lambda: all(len(light.partners()) == count - 1 for light in nodes))
     meeting_seconds = time.monotonic() - all_started
     before = cpu_seconds(os.getpid())
     await asyncio.sleep(SETTLED_SECONDS)
     cpu = (cpu_seconds(os.getpid()) - before) / count / SETTLED_SECONDS * 60
-    for each in nodes:
-        await each.stop()
+    for light in nodes:
+        await light.stop()
     return {f"{count} nodes meet, s": meeting_seconds, "CPU a node and minute, s": cpu}
 
 

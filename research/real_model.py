@@ -79,7 +79,7 @@ class Arm:
     name: str
     kind: str
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    own: int = 0
+    own_groups: int = 0
     longer: float = 1.0
 
 
@@ -95,7 +95,7 @@ SOLO = tuple(
     _solo(rate, own_groups, past) for rate in (1e-4, 3e-4) for own_groups, past in ((4, 0), (2, 2))
 )
 DEFAULT = Arm("default", "swarm")
-CENTRAL = Arm("central", "central", batch_of(8, 0, GROUP), own=8)
+CENTRAL = Arm("central", "central", batch_of(8, 0, GROUP), own_groups=8)
 #: What could help a member where all have all families: a lower rate, fewer own answers in an
 #: update, more of peers', the own past.
 CHANGES = (
@@ -173,8 +173,8 @@ class RealModel:
         for place, arm in self.places():
             if place.file in packed_runs:
                 continue
-            with claimed(self.raw / place.file) as mine:
-                if mine:
+            with claimed(self.raw / place.file) as is_claimed:
+                if is_claimed:
                     self._make(place, arm, commit)
 
     def _make(self, place: RunKey, arm: Arm, commit: str) -> None:
@@ -208,7 +208,7 @@ def scenario_of(arm: Arm, regime: Regime, nodes: int, seed: int, model: str) -> 
     central = arm.kind == "central"
     families_per_node = regime.families_per_node * (not central)
     if arm.kind == "solo":
-        rounds = math.ceil(SOLO_ANSWERS / (arm.own * GROUP))
+        rounds = math.ceil(SOLO_ANSWERS / (arm.own_groups * GROUP))
         at = tuple(math.ceil(rounds * share) for share in (1 / 4, 1 / 2, 3 / 4))
     else:
         rounds = round(arm.longer * ROUNDS)
@@ -362,8 +362,8 @@ def claims_table(raw: Path) -> Table:
 def at_equal_cpu(run: Raw, member: Raw) -> float:
     """Reward of a learner of `run` after the CPU seconds of a learner of `member`. Beyond the last
     measurement the last one stands."""
-    spent = [seconds / run.learners for seconds in run.seconds]
-    return between(spent, run.unseen, member.cpu / member.learners)
+    cpu_seconds = [seconds / run.learners for seconds in run.seconds]
+    return between(cpu_seconds, run.unseen, member.cpu / member.learners)
 
 
 def by_arm_and_nodes(runs: Sequence[Raw]) -> dict[tuple[str, int], list[Raw]]:

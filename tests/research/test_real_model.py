@@ -105,7 +105,7 @@ def test_arms_differ_as_the_plan_says() -> None:
     assert (member.sampling.group_size, member.sampling.temperature) == (8, 0.7)
     for arm in SOLO:
         scenario = scenario_of(arm, private, 4, 1, "tiny")
-        assert scenario.rounds * arm.own * 8 == SOLO_ANSWERS
+        assert scenario.rounds * arm.own_groups * 8 == SOLO_ANSWERS
         assert (scenario.families_per_node, scenario.nodes) == (1, 4)
         assert simulation_settings(1, settings_of(arm, private)).experience.external == 0
     central = scenario_of(CENTRAL, private, 4, 1, "tiny")
