@@ -28,6 +28,7 @@ from swarm_node.policy.sampling.decoding import (
     bucket,
     window_of,
 )
+from swarm_node.policy.sampling.generating import _left_padded
 from swarm_node.policy.sampling.sampler import SampleRequest
 from swarm_node.policy.sampling.torch_sampler import TorchSampler
 from swarm_node.rollout import Completion
@@ -77,19 +78,12 @@ def test_a_cache_of_fixed_shape_gives_the_same_completions(shape: CacheShape) ->
 def test_slots_that_only_ended_sequences_used_are_given_up() -> None:
     """Attention reads every slot of the cache at each step."""
     prompts = [CODEC.encode_prompt(text) for text in (LONG, SHORT)]
-    ids, mask = left_padded(prompts)
+    ids, mask = _left_padded(prompts)
     decoder = Decoder(CausalLM.from_directory(TINY))
     decoder.begin(ids, mask, torch.arange(2), 8, refill_length=ids.shape[1] + 8)
-    short = decoder.read(*left_padded(prompts[1:]))
+    short = decoder.read(*_left_padded(prompts[1:]))
     decoder.replace(short, torch.tensor([0]), torch.tensor([0]), torch.tensor([False, True]))
     assert decoder._current_cache.length == len(prompts[1]) < len(prompts[0])
-
-
-def left_padded(prompts: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    width = max(map(len, prompts))
-    rows = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
-    places = [[n >= width - len(prompt) for n in range(width)] for prompt in prompts]
-    return torch.tensor(rows), torch.tensor(places)
 
 
 def test_the_cache_stays_where_it_is() -> None:
